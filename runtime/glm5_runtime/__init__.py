@@ -1,1 +1,1 @@
-"""Data plane."""
+"""Data plane: loads a GLM-5 checkpoint and serves tokens. Knows nothing of Kubernetes."""
