@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Pins requirements/*.txt anew: one resolution for all, so that operator, runtime and tests agree. No index is named in the files.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+compile() {
+  .venv/bin/uv pip compile -q pyproject.toml --python-version 3.11 --universal --no-emit-index-url --no-emit-find-links \
+    --no-header --no-annotate "$@"
+}
+compile --extra operator --extra runtime --extra dev --upgrade -o requirements/dev.txt
+for extra in operator runtime; do
+  compile --extra "$extra" -c requirements/dev.txt -o "requirements/$extra.txt"
+done
+# torch's CUDA companions exist for x86 only on the package index; the arm64 wheel is a CPU build.
+sed -i -E "s/^((nvidia|cuda)-[^ ]+|triton==[^ ]+) ; sys_platform == 'linux'$/\1 ; sys_platform == 'linux' and platform_machine == 'x86_64'/" requirements/*.txt
