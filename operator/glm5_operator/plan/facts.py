@@ -1,0 +1,110 @@
+"""What a plan may know about the world besides the spec: frozen values, gathered by controllers.
+
+Controllers fill these from the cache, `glm5 plan` from a cluster file. Nothing here looks anything up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from glm5_operator.api.pool import NPUPool
+
+Manifest = dict[str, Any]
+"""One desired object as plain JSON, without owner references and hash (kube.apply adds them)."""
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+class Product(StrEnum):
+    """An Ascend generation, as far as planning tells them apart."""
+
+    A2 = "A2"
+    A3 = "A3"
+    ATLAS_310P = "310P"
+    A5 = "950"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why something can't be planned, or a warning beside a plan.
+
+    Attributes:
+        reason: CamelCase, becomes the reason of a condition.
+        message: says what to change.
+    """
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node as planning sees it.
+
+    Attributes:
+        name: the node's name.
+        labels: all labels of the node.
+        product: see `product.product_of`; None when nothing on the node tells.
+        allocatable: the NPU resources only (`product.npu_resources`), as counts.
+        ready: the node's Ready condition is True.
+        schedulable: not cordoned.
+        held: NPU cards (dies on A3) that pods on the node hold, ours and others' alike.
+        taints: the keys and values of its taints with effect NoSchedule or NoExecute, as `key=value`.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    product: Product | None
+    allocatable: Mapping[str, int]
+    ready: bool = True
+    schedulable: bool = True
+    held: int = 0
+    taints: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """A pool and the nodes that are its members (`plan.pool.members`; a node contested by two pools is in one of them)."""
+
+    pool: NPUPool
+    nodes: tuple[NodeFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Operator-wide defaults, from settings.
+
+    Attributes:
+        images: engine name → image reference without a product suffix, for example
+            `{"native": "glm5-runtime:0.1.0", "vllm": "quay.io/ascend/vllm-ascend:v0.23.0"}`; the planner appends `-a3` and the like for vllm.
+        cluster_domain: the DNS suffix of Services.
+        image_pull_policy: of engine containers; empty leaves it to Kubernetes.
+    """
+
+    images: Mapping[str, str] = field(
+        default_factory=lambda: {"native": "glm5-runtime:0.1.0", "vllm": "quay.io/ascend/vllm-ascend:v0.23.0"},
+    )
+    cluster_domain: str = "cluster.local"
+    image_pull_policy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """All that `plan_service` may know.
+
+    Attributes:
+        pool: None when no pool of that name exists.
+        site: operator-wide defaults.
+        own_held: node name → cards held there by this service's own pods. Cards of others limit a surge, own ones don't:
+            without this the rollout strategy would flip as soon as the service's pods start.
+    """
+
+    pool: PoolFacts | None
+    site: Site = field(default_factory=Site)
+    own_held: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
