@@ -10,5 +10,3 @@ compile --extra operator --extra runtime --extra dev --upgrade -o requirements/d
 for extra in operator runtime; do
   compile --extra "$extra" -c requirements/dev.txt -o "requirements/$extra.txt"
 done
-# torch's CUDA companions exist for x86 only on the package index; the arm64 wheel is a CPU build.
-sed -i -E "s/^((nvidia|cuda)-[^ ]+|triton==[^ ]+) ; sys_platform == 'linux'$/\1 ; sys_platform == 'linux' and platform_machine == 'x86_64'/" requirements/*.txt
