@@ -1,0 +1,173 @@
+"""Writes what is said once in code and needed elsewhere: the chart's CRDs and roles, and the API page.
+
+Run by `make crds` after `glm5_operator.api.schema` wrote crds/; `make verify` runs it and requires an empty diff.
+It must not decide anything: sources are crds/*.yaml and `glm5_operator.kube.rights`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from glm5_operator.kube import rights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART_FILES = Path("charts/glm5-operator/files")
+KEEP = {"helm.sh/resource-policy": "keep"}
+BANNER = "Written by hack/generate.py; `make crds` writes it anew."
+
+Json = dict[str, Any]
+
+
+def main() -> int:
+    """Write every generated file and remove those that nothing generates any more."""
+    crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    if not crds:
+        print("crds/ is empty: run `make crds`", file=sys.stderr)  # noqa: T201 - a command's output
+        return 1
+    files = {
+        **{CHART_FILES / "crds" / f"{crd['metadata']['name']}.yaml": chart_crd(crd) for crd in crds},
+        **{CHART_FILES / "rbac" / f"{name}.yaml": role_rules(table) for name, table in rights.TABLES.items()},
+        Path("docs/api.md"): api_page(crds),
+    }
+    for folder in ("crds", "rbac"):
+        for old in (ROOT / CHART_FILES / folder).glob("*.yaml"):
+            if old.relative_to(ROOT) not in files:
+                old.unlink()
+    for path, text in files.items():
+        target = ROOT / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return 0
+
+
+def chart_crd(crd: Json) -> str:
+    """The CRD with the annotation that keeps it when the release is uninstalled; nothing else may differ from crds/."""
+    metadata = {**crd["metadata"], "annotations": {**crd["metadata"].get("annotations", {}), **KEEP}}
+    return f"# {BANNER}\n" + yaml.safe_dump({**crd, "metadata": metadata}, sort_keys=False, width=160, allow_unicode=True)
+
+
+def role_rules(table: Iterable[rights.Right]) -> str:
+    """The rules of one role, each behind a comment that says what needs it."""
+    lines = [f"# {BANNER}"]
+    for right in table:
+        lines += [
+            f"# {right.why}",
+            f"- apiGroups: {_flow(right.groups)}",
+            f"  resources: {_flow(right.resources)}",
+            *([f"  resourceNames: {_flow(right.names)}"] if right.names else []),
+            f"  verbs: {_flow(right.verbs)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _flow(words: Iterable[str]) -> str:
+    return "[" + ", ".join(word or '""' for word in words) + "]"
+
+
+def api_page(crds: Iterable[Json]) -> str:
+    """docs/api.md: every field of every kind with type, default, limits and the rules that check it."""
+    parts = [
+        "# API reference",
+        f"<!-- {BANNER} -->",
+        "Group `glm5.dev`. The same text is in the cluster: `kubectl explain glm5service.spec.model`.",
+        "The operator never writes `spec`; what it decided stands in `status.resolved`.",
+    ]
+    for crd in crds:
+        for version in crd["spec"]["versions"]:
+            parts += _kind_section(crd["spec"], version)
+    return "\n\n".join(parts) + "\n"
+
+
+def _kind_section(spec: Json, version: Json) -> Iterator[str]:
+    names, schema = spec["names"], version["schema"]["openAPIV3Schema"]
+    short = "".join(f", short `{name}`" for name in names.get("shortNames", []))
+    yield f"## {names['kind']} ({version['name']})"
+    yield f"{schema.get('description', '')}\n\nScope: {spec['scope'].lower()}. Plural `{names['plural']}`{short}."
+    for part in ("spec", "status"):
+        if part in schema["properties"]:
+            yield f"### {names['kind']} {part}"
+            yield _field_table(part, schema["properties"][part])
+    rules = list(_rules("", schema))
+    if rules:
+        yield f"### {names['kind']}: what the API server refuses"
+        yield "| at | message |\n| --- | --- |\n" + "\n".join(f"| `{path or '.'}` | {_cell(text)} |" for path, text in rules)
+    columns = version.get("additionalPrinterColumns", [])
+    if columns:
+        yield f"### {names['kind']} columns of `kubectl get`"
+        yield "| column | from |\n| --- | --- |\n" + "\n".join(_column(column) for column in columns)
+
+
+def _column(column: Json) -> str:
+    wide = " (with `-o wide`)" if column.get("priority") else ""
+    return f"| {column['name']}{wide} | `{_cell(column['jsonPath'])}` |"
+
+
+def _field_table(prefix: str, schema: Json) -> str:
+    rows = [f"| `{path}` | {_type(node)} | {_limits(node, required)} | {_cell(node.get('description', ''))} |" for path, node, required in _fields(prefix, schema)]
+    return "| field | type | limits | meaning |\n| --- | --- | --- | --- |\n" + "\n".join(rows)
+
+
+def _fields(prefix: str, schema: Json) -> Iterator[tuple[str, Json, bool]]:
+    required = schema.get("required", [])
+    for name, node in schema.get("properties", {}).items():
+        path = f"{prefix}.{name}"
+        yield path, node, name in required
+        yield from _fields(path, node)
+        if node.get("type") == "array":
+            yield from _fields(f"{path}[]", node.get("items", {}))
+        elif isinstance(node.get("additionalProperties"), dict):
+            yield from _fields(f"{path}.*", node["additionalProperties"])
+
+
+def _type(node: Json) -> str:
+    if node.get("x-kubernetes-int-or-string"):
+        return "integer or string"
+    if node.get("type") == "array":
+        return f"list of {_type(node.get('items', {}))}"
+    if isinstance(node.get("additionalProperties"), dict):
+        return f"map of {_type(node['additionalProperties'])}"
+    return str(node.get("type", "any")) + (f" ({node['format']})" if "format" in node else "")
+
+
+def _limits(node: Json, required: bool) -> str:
+    words = ["required"] if required else []
+    if "default" in node:
+        words.append(f"default `{_plain(node['default'])}`")
+    if "enum" in node:
+        words.append("one of " + ", ".join(f"`{value}`" for value in node["enum"]))
+    for key, sign in (("minimum", "≥"), ("maximum", "≤"), ("minLength", "length ≥"), ("maxLength", "length ≤"), ("minItems", "items ≥"), ("maxItems", "items ≤")):
+        if key in node:
+            words.append(f"{sign} {node[key]}")
+    if "pattern" in node:
+        words.append(f"matches `{_cell(node['pattern'])}`")
+    return "; ".join(words)
+
+
+def _plain(value: object) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
+
+
+def _rules(path: str, node: Json) -> Iterator[tuple[str, str]]:
+    for rule in node.get("x-kubernetes-validations", []):
+        yield path, rule.get("message") or rule.get("messageExpression") or rule["rule"]
+    for name, child in node.get("properties", {}).items():
+        yield from _rules(f"{path}.{name}".lstrip("."), child)
+    if isinstance(node.get("items"), dict):
+        yield from _rules(f"{path}[]", node["items"])
+    if isinstance(node.get("additionalProperties"), dict):
+        yield from _rules(f"{path}.*", node["additionalProperties"])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
