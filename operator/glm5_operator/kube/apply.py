@@ -5,10 +5,12 @@ Called by controllers. Decides nothing about what is wanted; turns every refusal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glm5_operator.kube.types import ApiFailure, Applied, Manifest, Resource
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from glm5_operator.kube.types import ApiFailure, Applied, Manifest, Resource
 
 
 class Applier:

@@ -7,9 +7,14 @@ Python dicts and a tenth of that as bytes, while each is read a few times in its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from glm5_operator.kube.types import Key, Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Resources = list[Resource]  # a name of its own: inside the class `list` is the method
 
 
 class Cache:
@@ -19,7 +24,7 @@ class Cache:
         """The object as last seen, or None. `namespace` is "" for kinds of the cluster."""
         raise NotImplementedError
 
-    def list(self, kind: str, namespace: str | None = None) -> list[Resource]:
+    def list(self, kind: str, namespace: str | None = None) -> Resources:
         """All objects of a kind, in one namespace or everywhere, ordered by key."""
         raise NotImplementedError
 
@@ -27,14 +32,14 @@ class Cache:
         """The keys of a kind, without decoding anything."""
         raise NotImplementedError
 
-    def children(self, owner_uid: str) -> list[Resource]:
+    def children(self, owner_uid: str) -> Resources:
         """Objects (of any watched kind but Pod) whose controller reference names this uid, ordered by key."""
         raise NotImplementedError
 
-    def pods(self, service: Key) -> list[Resource]:
+    def pods(self, service: Key) -> Resources:
         """The pods of one GLM5Service, found by namespace and the `glm5.dev/service` label, ordered by name."""
         raise NotImplementedError
 
-    def nodes(self, pool: str) -> list[Resource]:
+    def nodes(self, pool: str) -> Resources:
         """The nodes that carry `glm5.dev/pool=<pool>`, ordered by name."""
         raise NotImplementedError

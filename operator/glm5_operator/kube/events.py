@@ -5,7 +5,10 @@ Called by controllers; sending happens in the background and never fails a recon
 
 from __future__ import annotations
 
-from glm5_operator.kube.types import Resource
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm5_operator.kube.types import Resource
 
 
 class Events:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
 
 Resource = Mapping[str, Any]
 """One object as the API server gave it: plain JSON, never changed in place (it may be shared)."""
@@ -78,8 +80,9 @@ class Outcome:
 class ApiFailure:
     """One refused or failed call, told as a user can act on it.
 
-    `reason` is CamelCase and fit for a condition: NameConflict, QuotaExceeded, Forbidden, Invalid, FieldConflict, Unavailable,
-    TooManyRequests, NamespaceTerminating, Conflict, ApiError. `message` keeps the server's own words. `retryable` says whether time alone may heal it.
+    `reason` is CamelCase and fit for a condition: NameConflict, QuotaExceeded, Forbidden, Invalid, FieldConflict, Conflict,
+    Unavailable, TooManyRequests, NamespaceTerminating, BeingDeleted, NotFound, ApiError. `message` keeps the server's own words.
+    `retryable` says whether trying again may heal it; a NameConflict or Invalid needs somebody to act (look again after minutes).
     """
 
     reason: str
