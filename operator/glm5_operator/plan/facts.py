@@ -51,7 +51,7 @@ class NodeFacts:
         name: the node's name.
         labels: all labels of the node.
         product: see `product.product_of`; None when nothing on the node tells.
-        allocatable: the NPU resources only (`product.npu_resources`), as counts.
+        allocatable: extended resources (`product.extended_resources`), as counts.
         ready: the node's Ready condition is True.
         schedulable: not cordoned.
         held: NPU cards (dies on A3) that pods on the node hold, ours and others' alike.
@@ -81,8 +81,7 @@ class Site:
     """Operator-wide defaults, from settings.
 
     Attributes:
-        images: engine name → image reference without a product suffix, for example
-            `{"native": "glm5-runtime:0.1.0", "vllm": "quay.io/ascend/vllm-ascend:v0.23.0"}`; the planner appends `-a3` and the like for vllm.
+        images: engine name → image reference without a product suffix; the planner appends `-a3` and the like for vllm.
         cluster_domain: the DNS suffix of Services.
         image_pull_policy: of engine containers; empty leaves it to Kubernetes.
     """

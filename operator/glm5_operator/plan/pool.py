@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """What to write on one node. `label`: set `glm5.dev/pool` to this, None removes it. `taint`: the role to taint with, None removes ours."""
+    """What to write on one node.
+
+    Attributes:
+        node: its name.
+        label: value of `glm5.dev/pool`; None removes the label.
+        taint: value of the taint `glm5.dev/role`; None removes our taint.
+    """
 
     node: str
     label: str | None
