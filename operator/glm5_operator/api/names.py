@@ -1,0 +1,103 @@
+"""Every name the operator puts on objects in a cluster: group, kinds, labels, annotations, children.
+
+Read by all layers above `api`. Must not import anything of this package: names depend on nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+GROUP: Final = "glm5.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = "glm5.dev/v1alpha1"  # written out: a Literal type needs it
+
+SERVICE_KIND: Final = "GLM5Service"
+SERVICE_PLURAL: Final = "glm5services"
+POOL_KIND: Final = "NPUPool"
+POOL_PLURAL: Final = "npupools"
+
+FIELD_MANAGER: Final = "glm5-operator"
+LEASE_NAME: Final = "glm5-operator"
+
+# On nodes.
+POOL_LABEL: Final = f"{GROUP}/pool"
+ROLE_TAINT: Final = f"{GROUP}/role"
+TAINT_EFFECT: Final = "NoSchedule"
+
+# On children of a service and on its pods.
+SERVICE_LABEL: Final = f"{GROUP}/service"
+SERVING_LABEL: Final = f"{GROUP}/serving"
+"""Only on pods and in the client Service's selector: taking it off takes a pod out of traffic and leaves it running."""
+SERVING_VALUE: Final = "true"
+REVISION_LABEL: Final = f"{GROUP}/revision"
+DESIRED_HASH_ANNOTATION: Final = f"{GROUP}/desired-hash"
+
+APP_NAME_LABEL: Final = "app.kubernetes.io/name"
+APP_INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
+APP_COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+APP_PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
+APP_MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+APP_NAME: Final = "glm5-service"
+COMPONENT_INFERENCE: Final = "inference"
+PART_OF: Final = "glm5"
+MANAGED_BY: Final = "glm5-operator"
+
+# In the pod.
+ENGINE_CONTAINER: Final = "engine"
+ENGINE_PORT: Final = 8000
+ENGINE_PORT_NAME: Final = "http"
+MODELS_DIR: Final = "/models"
+API_KEY_ENV: Final = "GLM5_API_KEY"
+
+LABEL_LIMIT: Final = 63
+"""Longest DNS label, label value and Service name."""
+_HASH_LENGTH: Final = 8
+
+
+def fit(text: str, limit: int = LABEL_LIMIT) -> str:
+    """Shorten `text` to `limit` characters; what is cut off lives on in a hash, so different texts stay different.
+
+    A text that fits is returned as it is. The result never ends in `-` before the hash, so it stays a DNS label when the text was one.
+    """
+    if len(text) <= limit:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
+    head = text[: limit - _HASH_LENGTH - 1].rstrip("-.")
+    return f"{head}-{digest}"
+
+
+def child_name(owner: str, suffix: str, limit: int = LABEL_LIMIT) -> str:
+    """Name of a child: the owner's name, shortened with a hash where needed, then `-suffix` in full."""
+    return f"{fit(owner, limit - len(suffix) - 1)}-{suffix}"
+
+
+def deployment_name(service: str) -> str:
+    """Name of a service's Deployment."""
+    return child_name(service, "engine")
+
+
+def client_service_name(service: str) -> str:
+    """Name of the Service that clients of a GLM5Service talk to."""
+    return child_name(service, "api")
+
+
+def selector_labels(service: str) -> dict[str, str]:
+    """The labels that select a service's pods; immutable in a Deployment, so never add to them."""
+    return {APP_NAME_LABEL: APP_NAME, SERVICE_LABEL: fit(service)}
+
+
+def child_labels(service: str) -> dict[str, str]:
+    """The labels of every child of a service."""
+    return {
+        **selector_labels(service),
+        APP_INSTANCE_LABEL: fit(service),
+        APP_COMPONENT_LABEL: COMPONENT_INFERENCE,
+        APP_PART_OF_LABEL: PART_OF,
+        APP_MANAGED_BY_LABEL: MANAGED_BY,
+    }
+
+
+def role_taint_value(role: str) -> str:
+    """Value of the role taint for a pool's role, e.g. `inference`."""
+    return role.lower()

@@ -1,0 +1,114 @@
+"""NPUPool: nodes whose cards are for one role, and who may use them.
+
+The user writes `spec`; the operator labels the nodes and writes `status`. `schema.py` turns this file into the CRD, so the docstring of a
+field is what `kubectl explain` prints.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from . import names
+from .common import ApiObject, Condition, Model, StatusModel
+from .podtemplate import PodTemplate
+from .rules import validations
+
+Role = Literal["Inference", "Training"]
+ProductName = Literal["A2", "A3", "310P", "950"]
+
+_SET = {"x-kubernetes-list-type": "set"}
+_Name = Annotated[str, Field(min_length=1, max_length=253)]
+_NamespaceName = Annotated[str, Field(min_length=1, max_length=63)]
+_LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class NPUPoolSpec(Model):
+    """Which nodes, for what, for whom. Exactly one of nodeSelector and nodeNames is set."""
+
+    role: Annotated[Role, Field(json_schema_extra=validations("pool-role-fixed"))]
+    """What the cards are for: Inference or Training. The two never share a card, so a node belongs to at most one pool. It can't change."""
+    node_selector: Annotated[dict[str, _LabelValue], Field(min_length=1, max_length=32)] | None = Field(
+        default=None, json_schema_extra=validations("pool-selector-own-label", "pool-selector-values")
+    )
+    """Labels of the nodes, all of which must match; nodes that get them later join by themselves."""
+    node_names: Annotated[tuple[_Name, ...], Field(strict=False, min_length=1, max_length=1024)] | None = Field(
+        default=None, json_schema_extra={**_SET, **validations("pool-node-names")}
+    )
+    """Names of the nodes, instead of a selector."""
+    resource_name: Annotated[str, Field(min_length=3, max_length=317, json_schema_extra=validations("pool-resource"))] | None = None
+    """Extended resource that counts the cards, for example huawei.com/Ascend910. Default: the one that the nodes offer."""
+    product: ProductName | None = None
+    """Ascend product of the nodes, where their labels don't say it: A2 (Atlas 800 A2, 910B), A3 (Atlas 800 A3, one unit is a die),
+    310P (Atlas 300I), 950. Default: from the nodes' labels.
+    """
+    namespaces: Annotated[tuple[_NamespaceName, ...], Field(strict=False, min_length=1, max_length=256)] | None = Field(
+        default=None, json_schema_extra={**_SET, **validations("pool-namespaces")}
+    )
+    """Namespaces whose services may use the pool. Default: all."""
+    taint: bool | None = None
+    """Whether the nodes get the taint glm5.dev/role=<role>:NoSchedule, which keeps every other pod away. It is set only when all
+    DaemonSets of those nodes tolerate it, or the next device-plugin update would take the cards away. Default: false.
+    """
+    pod_template: PodTemplate | None = None
+    """Part of a PodTemplateSpec that every pod on this pool gets, below the service's own podTemplate: driver mounts, proxies,
+    pull secrets, a runtime class. What belongs to the site goes here, so that services stay short.
+    """
+
+
+class CardCounts(StatusModel):
+    """Cards of the pool, in units of its resource (on A3 one unit is a die)."""
+
+    total: int
+    """Cards that the nodes offer."""
+    held: int
+    """Cards requested by pods that are on the nodes, of whatever owner."""
+    free: int
+    """Cards that a new pod could get: total less held, on nodes that are ready and accept pods."""
+
+
+class NodeConflict(StatusModel):
+    """A node that this pool selects and doesn't get."""
+
+    node: str
+    """Name of the node."""
+    pool: str
+    """The pool that has it."""
+
+
+class NPUPoolStatus(StatusModel):
+    """What is. Written by the operator only."""
+
+    observed_generation: int | None = None
+    """The metadata.generation this status was computed from."""
+    product: str | None = None
+    """Ascend product of the nodes."""
+    resource_name: str | None = None
+    """Extended resource that counts the cards."""
+    nodes: int | None = None
+    """Nodes in the pool."""
+    cards: CardCounts | None = None
+    """Cards of the pool."""
+    conflicts: Annotated[tuple[NodeConflict, ...], Field(strict=False, max_length=1024)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["node"]}
+    )
+    """Nodes that this pool selects but that belong to another one. The older pool keeps a node."""
+    conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=32)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    )
+    """Ready: the pool has nodes with cards. Reconciling: nodes are being labelled. Stalled: nothing will happen until the named
+    thing changes.
+    """
+
+
+class NPUPool(ApiObject):
+    """Nodes with Ascend cards, set apart for inference or training.
+
+    Services name a pool; the operator labels its nodes and counts its cards.
+    """
+
+    api_version: Literal["glm5.dev/v1alpha1"] = names.API_VERSION
+    kind: Literal["NPUPool"] = names.POOL_KIND
+    spec: NPUPoolSpec
+    """Which nodes, for what, for whom."""
+    status: NPUPoolStatus | None = None
+    """What is; written by the operator."""
