@@ -121,6 +121,7 @@ class ObjectMeta(BaseModel):
     resource_version: str = ""
     labels: Mapping[str, str] = Field(default_factory=dict)
     annotations: Mapping[str, str] = Field(default_factory=dict)
+    creation_timestamp: str = ""
     deletion_timestamp: str | None = None
 
 
