@@ -1,0 +1,131 @@
+"""One pod's status read for a user: does it serve, and if not, why and what to do.
+
+Used by `service`. Knows kubelet's and the scheduler's words; asks nobody. Readiness is trusted as it stands: the engine's own probe
+has already said that a token was produced and progress is being made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glm5_operator.api import names
+from glm5_operator.status.causes import Cause, Reason
+from glm5_operator.status.conditions import moment
+from glm5_operator.status.containers import container_cause
+from glm5_operator.status.scheduling import read_unschedulable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """What the service's status needs to know of one pod.
+
+    Attributes:
+        revision: the value of its `glm5.dev/revision` label; empty when it has none.
+        scheduled: it has a node.
+        ready: it may get requests.
+        leaving: it is being deleted, or has ended for good; it no longer counts as a replica.
+        terminating: it is being deleted and may still hold cards and finish its requests.
+        holds: the countable resources that it keeps from others: what it asks for, from the time it has a node until it is gone.
+        cause: why it isn't ready; None when it is, or when it leaves.
+    """
+
+    name: str
+    revision: str
+    scheduled: bool
+    ready: bool
+    leaving: bool
+    terminating: bool
+    holds: Mapping[str, int]
+    cause: Cause | None
+
+
+def pod_state(pod: Mapping[str, Any]) -> PodState:
+    """Read one pod."""
+    status = pod.get("status") or {}
+    scheduled = bool((pod.get("spec") or {}).get("nodeName"))
+    terminating = bool(pod["metadata"].get("deletionTimestamp"))
+    ended = status.get("phase") in {"Failed", "Succeeded"}
+    ready = not (terminating or ended) and is_true(pod, "Ready")
+    return PodState(
+        name=pod["metadata"]["name"],
+        revision=(pod["metadata"].get("labels") or {}).get(names.REVISION_LABEL, ""),
+        scheduled=scheduled,
+        ready=ready,
+        leaving=terminating or ended,
+        terminating=terminating,
+        holds=held_by(pod) if scheduled and not ended else {},
+        cause=None if ready or terminating else _cause(pod),
+    )
+
+
+def held_by(pod: Mapping[str, Any]) -> dict[str, int]:
+    """The extended resources (`vendor/name`, always whole numbers) that the pod's containers ask for together."""
+    total: dict[str, int] = {}
+    for container in pod["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+            if "/" in name and str(amount).isdigit():
+                total[name] = total.get(name, 0) + int(amount)
+    return total
+
+
+def is_true(pod: Mapping[str, Any], kind: str) -> bool:
+    """Whether the pod's condition of that type is True."""
+    return (condition(pod, kind) or {}).get("status") == "True"
+
+
+def condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    """The pod's condition of that type."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind), None)
+
+
+def _cause(pod: Mapping[str, Any]) -> Cause:
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed":
+        return _failed(pod)
+    scheduled = condition(pod, "PodScheduled")
+    created = moment(pod["metadata"].get("creationTimestamp"))
+    if scheduled is None or (scheduled.get("status") != "True" and not scheduled.get("message")):
+        return Cause(Reason.PENDING, "waiting for the scheduler; if this stays, see that kube-scheduler runs", created)
+    if scheduled.get("status") != "True":
+        reason, message = read_unschedulable(str(scheduled["message"]), pod)
+        return Cause(reason, message, moment(scheduled.get("lastTransitionTime")) or created)
+    return _on_a_node(pod, moment(scheduled.get("lastTransitionTime")) or created)
+
+
+def _on_a_node(pod: Mapping[str, Any], scheduled_at: datetime | None) -> Cause:
+    for state in _container_states(pod):
+        if cause := container_cause(state, pod, scheduled_at):
+            return cause
+    ready = condition(pod, "Ready") or {}
+    node = pod["spec"].get("nodeName", "?")
+    message = (
+        f"every container runs, but the pod isn't ready ({ready.get('reason') or 'no reason given'}): "
+        f"node {node} may have stopped reporting; see `kubectl describe node {node}`"
+    )
+    return Cause(Reason.NODE_UNREACHABLE, message, moment(ready.get("lastTransitionTime")))
+
+
+def _container_states(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Init containers first: while one of them fails, the others only wait."""
+    status = pod.get("status") or {}
+    started = list(status.get("initContainerStatuses") or ()) + list(status.get("containerStatuses") or ())
+    if started:
+        return started
+    # Before kubelet's first report there are no statuses; the containers' names are all that is known.
+    return [{"name": item["name"], "state": {"waiting": {"reason": "ContainerCreating"}}} for item in pod["spec"]["containers"]]
+
+
+def _failed(pod: Mapping[str, Any]) -> Cause:
+    """A pod that ended for good: evicted, refused by the device manager, its node gone. Its ReplicaSet makes another."""
+    status = pod["status"]
+    reason, said = status.get("reason") or "Failed", status.get("message") or "no message"
+    node = pod["spec"].get("nodeName", "?")
+    message = f"pod ended with {reason} on node {node}: {said}; a new one is made by itself, see the node if that repeats"
+    return Cause(Reason.POD_FAILED, message, moment(status.get("startTime")))
