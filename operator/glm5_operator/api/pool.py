@@ -6,7 +6,7 @@ field is what `kubectl explain` prints.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from . import names
 from .common import ApiObject, Condition, Model, StatusModel
@@ -24,6 +24,8 @@ _LabelValue = Annotated[str, Field(max_length=63)]
 
 class NPUPoolSpec(Model):
     """Which nodes, for what, for whom. Exactly one of nodeSelector and nodeNames is set."""
+
+    model_config = ConfigDict(json_schema_extra=validations("pool-selects-one-way"))
 
     role: Annotated[Role, Field(json_schema_extra=validations("pool-role-fixed"))]
     """What the cards are for: Inference or Training. The two never share a card, so a node belongs to at most one pool. It can't change."""
@@ -105,6 +107,8 @@ class NPUPool(ApiObject):
 
     Services name a pool; the operator labels its nodes and counts its cards.
     """
+
+    model_config = ConfigDict(json_schema_extra=validations("pool-name"))
 
     api_version: Literal["glm5.dev/v1alpha1"] = names.API_VERSION
     kind: Literal["NPUPool"] = names.POOL_KIND

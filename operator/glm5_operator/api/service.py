@@ -7,7 +7,7 @@ field is what `kubectl explain` prints.
 from datetime import timedelta
 from typing import Annotated, Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from . import names
 from .common import ApiObject, Condition, Duration, Model, Quantity, StatusModel, quantity_bytes
@@ -49,7 +49,7 @@ class ModelSpec(Model):
     """
     served_name: Annotated[str, Field(min_length=1, max_length=128, json_schema_extra=validations("served-name"))] | None = None
     """Name that clients send as `model` and that /v1/models lists. Default: model.name."""
-    memory: Annotated[Quantity, Field(json_schema_extra=validations("memory"))] | None = None
+    memory: Quantity | None = Field(default=None, json_schema_extra=validations("memory"))
     """Main memory of one replica's pod, shared memory included, as request and limit; for example 4Gi. Required for a model
     without a recipe, because a pod without a limit takes its node down with it; for a known model it replaces the recipe's value.
     """
@@ -98,6 +98,8 @@ class EngineSpec(Model):
 class ParallelismSpec(Model):
     """How one replica is spread over cards: it takes tensor x pipeline x data of them."""
 
+    model_config = ConfigDict(json_schema_extra=validations("expert-parallelism"))
+
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
     """Cards that split each layer. Default: from the recipe."""
     pipeline: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -110,6 +112,8 @@ class ParallelismSpec(Model):
 
 class ContextSpec(Model):
     """How much text fits: these decide the memory of the KV cache."""
+
+    model_config = ConfigDict(json_schema_extra=validations("batch-holds-sequences"))
 
     max_tokens: Annotated[int, Field(ge=16, le=LONGEST_CONTEXT)] | None = None
     """Longest request, in tokens, prompt and answer together. Default: what the recipe fits on the pool's cards."""
@@ -142,6 +146,8 @@ class SpeculativeSpec(Model):
 class RolloutSpec(Model):
     """How replicas are replaced when the spec changes."""
 
+    model_config = ConfigDict(json_schema_extra=validations("recreate-has-no-surge", "rollout-moves"))
+
     strategy: RolloutStrategy | None = None
     """Surge starts new replicas before it stops old ones and needs spare cards for maxSurge; Recreate stops all first and needs none,
     with a gap in service. Default: Surge.
@@ -157,7 +163,7 @@ class RolloutSpec(Model):
 class DrainSpec(Model):
     """How a replica ends."""
 
-    timeout: Annotated[Duration, Field(json_schema_extra=validations("drain-timeout"))] | None = None
+    timeout: Duration | None = Field(default=None, json_schema_extra=validations("drain-timeout"))
     """Longest time for running requests to finish after a replica was told to stop, between 1s and 2h; then they are cut off.
     Default: 300s.
     """
@@ -166,7 +172,7 @@ class DrainSpec(Model):
 class StartupSpec(Model):
     """How long a replica may take to start."""
 
-    timeout: Annotated[Duration, Field(json_schema_extra=validations("startup-timeout"))] | None = None
+    timeout: Duration | None = Field(default=None, json_schema_extra=validations("startup-timeout"))
     """Time from the container's start until the engine must have produced its first token, between 10s and 24h; then the container is
     restarted. It covers reading the weights. Default: from the size of the weights, at most 60 minutes.
     """
@@ -191,6 +197,20 @@ class AuthSpec(Model):
 class GLM5ServiceSpec(Model):
     """What to serve. Model and pool are required; the rest is derived where it is absent, and status.resolved shows the outcome."""
 
+    model_config = ConfigDict(
+        json_schema_extra=validations(
+            "native-one-card",
+            "native-weights",
+            "native-no-kv-cache",
+            "native-no-speculative",
+            "other-model-parallelism",
+            "other-model-memory",
+            "context-of-model",
+            "heads-of-model",
+            "speculative-batch",
+        )
+    )
+
     model: ModelSpec
     """The model."""
     pool: Annotated[str, Field(min_length=1, max_length=63, json_schema_extra=validations("pool-ref"))]
@@ -207,7 +227,7 @@ class GLM5ServiceSpec(Model):
     """The cache of attention keys and values; engine vllm only for now."""
     speculative: SpeculativeSpec | None = None
     """Decoding several tokens a step; engine vllm only for now."""
-    rollout: Annotated[RolloutSpec, Field(json_schema_extra=validations("recreate-has-no-surge", "rollout-moves"))] | None = None
+    rollout: RolloutSpec | None = None
     """How replicas are replaced when the spec changes."""
     drain: DrainSpec | None = None
     """How a replica ends."""
@@ -321,6 +341,8 @@ class GLM5Service(ApiObject):
 
     Model, weights form, source and pool are enough; the rest is derived.
     """
+
+    model_config = ConfigDict(json_schema_extra=validations("service-name", "pool-held"))
 
     api_version: Literal["glm5.dev/v1alpha1"] = names.API_VERSION
     kind: Literal["GLM5Service"] = names.SERVICE_KIND
