@@ -293,8 +293,8 @@ class Resolved(StatusModel):
     """Data parallelism inside a replica."""
     expert: int
     """Expert parallelism; 1 is off."""
-    max_tokens: int
-    """Longest request in tokens."""
+    max_tokens: int | None = None
+    """Longest request in tokens; absent: what the checkpoint says."""
     max_sequences: int
     """Most requests decoded at once."""
     max_batched_tokens: int
