@@ -6,10 +6,17 @@ checkpoint says and this code does not know is an error with the file, the field
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+import json
+from pathlib import Path  # noqa: TC003 - pydantic resolves annotations at run time
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+ARCHITECTURE = "glm_moe_dsa"
+_NATIVE_ONLY = "the native engine reads bf16, fp16 or fp32 weights; use such a checkpoint or `engine: {name: vllm}`"
+
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ConfigError(ValueError):
@@ -17,35 +24,242 @@ class ConfigError(ValueError):
 
 
 class ModelConfig(BaseModel):
-    """Facts of one GLM-5 checkpoint, from config.json and generation_config.json."""
+    """Facts of one GLM-5 checkpoint (5, 5.1, 5.2, 5.3), under the names that its config.json uses.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Only what changes numbers is here. Derived fields (`rope_theta`, `indexer_types`, `mlp_layer_types`,
+    `eos_token_ids`) are worked out by `from_dir`, because the releases write them in different places.
+    """
 
-    vocab_size: int
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1024)]
+    num_attention_heads: Size
+    q_lora_rank: Size
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Annotated[int, Field(ge=2, le=1024, multiple_of=2)]
+    v_head_dim: Size
+
+    index_topk: Size
+    index_n_heads: Size
+    index_head_dim: Size
+    indexer_types: tuple[Literal["full", "shared"], ...]
+
+    intermediate_size: Size
+    moe_intermediate_size: Size
+    mlp_layer_types: tuple[Literal["dense", "sparse"], ...]
+    n_routed_experts: Annotated[int, Field(ge=1, le=1 << 16)]
+    num_experts_per_tok: Size
+    n_shared_experts: Size
+    n_group: Size
+    topk_group: Size
+    norm_topk_prob: bool
+    routed_scaling_factor: Positive
+
+    rope_theta: Positive
+    rms_norm_eps: Positive
+    latent_norm_eps: Positive = 1e-6
+    """Epsilon of q_a_layernorm and kv_a_layernorm. No release writes it down; the reference implementation uses 1e-6,
+    one training stack rms_norm_eps. Put `latent_norm_eps` into config.json to change it."""
+
+    tie_word_embeddings: bool
+    max_position_embeddings: Size
+    num_nextn_predict_layers: Annotated[int, Field(ge=0, le=64)] = 0
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     eos_token_ids: frozenset[int]
-    max_model_len: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer the checkpoint was made for, tokens."""
+        return self.max_position_embeddings
 
     @classmethod
-    def from_dir(cls, model_dir: Path) -> ModelConfig:
-        """Read a checkpoint folder; raises ConfigError."""
-        raise NotImplementedError(model_dir)
+    def from_dir(cls, model_dir: Path) -> Self:
+        """Read config.json and, when present, generation_config.json; raises ConfigError with every fault found."""
+        path = model_dir / "config.json"
+        raw = _read_object(path)
+        if raw.get("model_type") != ARCHITECTURE:
+            raise ConfigError(
+                f"{path}: model_type: is {raw.get('model_type')!r}, this runtime serves {ARCHITECTURE!r} (GLM-5, 5.1, 5.2, 5.3);"
+                " point --model at such a checkpoint or choose another engine"
+            )
+        generation_path = model_dir / "generation_config.json"
+        generation = _read_object(generation_path) if generation_path.exists() else {}
+        faults = _unsupported(raw)
+        try:
+            config = cls.model_validate(_derive(raw, generation, faults))
+        except ValidationError as error:
+            faults.extend(f"{'.'.join(map(str, fault['loc'])) or 'values'}: {_say(fault)}" for fault in error.errors())
+            raise ConfigError(_report(path, faults)) from error
+        if faults:
+            raise ConfigError(_report(path, faults))
+        return config
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """What single fields can't show; all faults in one message."""
+        layers = self.num_hidden_layers
+        checks = {
+            f"indexer_types has {len(self.indexer_types)} entries for {layers} layers": len(self.indexer_types) != layers,
+            f"mlp_layer_types has {len(self.mlp_layer_types)} entries for {layers} layers": len(self.mlp_layer_types) != layers,
+            "the first of indexer_types must be 'full': a shared layer reuses an earlier layer's choice": self.indexer_types[:1]
+            == ("shared",),
+            f"index_head_dim {self.index_head_dim} is smaller than qk_rope_head_dim {self.qk_rope_head_dim}": self.index_head_dim
+            < self.qk_rope_head_dim,
+            f"num_experts_per_tok {self.num_experts_per_tok} is more than the experts of {self.topk_group} groups": (
+                self.num_experts_per_tok * self.n_group > self.n_routed_experts * self.topk_group
+            ),
+            f"n_routed_experts {self.n_routed_experts} can't be split into n_group {self.n_group} groups of two or more": self.n_group > 1
+            and (self.n_routed_experts % self.n_group != 0 or self.n_routed_experts < 2 * self.n_group),
+            f"topk_group {self.topk_group} is more than n_group {self.n_group}": self.topk_group > self.n_group,
+            f"eos_token_id {sorted(self.eos_token_ids)} must name at least one id below vocab_size {self.vocab_size}": (
+                not self.eos_token_ids or not all(0 <= token < self.vocab_size for token in self.eos_token_ids)
+            ),
+        }
+        if wrong := [message for message, is_wrong in checks.items() if is_wrong]:
+            raise ValueError("; ".join(wrong))
+        return self
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: not found; --model must name a checkpoint folder with config.json and *.safetensors") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not readable as JSON ({error}); download the file again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: holds a {type(value).__name__}, not a JSON object; download the file again")
+    return value
+
+
+def _unsupported(raw: dict[str, Any]) -> list[str]:
+    """Switches that would change the arithmetic and that no GLM-5 release sets: refuse rather than ignore."""
+    expected: dict[str, Any] = {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rope_interleave": True,
+        "indexer_rope_interleave": True,
+        "num_key_value_heads": raw.get("num_attention_heads"),
+    }
+    faults = [
+        f"{key}: is {raw[key]!r}, only {value!r} is known for GLM-5; check that this is a GLM-5 checkpoint"
+        for key, value in expected.items()
+        if raw.get(key, value) != value
+    ]
+    if raw.get("quantization_config") is not None:
+        faults.append(f"quantization_config: quantised weights; {_NATIVE_ONLY}")
+    return faults
+
+
+def _derive(raw: dict[str, Any], generation: dict[str, Any], faults: list[str]) -> dict[str, Any]:
+    """The checkpoint's keys plus those that releases write in different ways; keys that stay missing are pydantic's to report."""
+    values = dict(raw)
+    values.pop("eos_token_ids", None)
+    values["dtype"] = raw.get("dtype", raw.get("torch_dtype", "bfloat16"))
+    if (eos := generation.get("eos_token_id", raw.get("eos_token_id"))) is not None:
+        values["eos_token_ids"] = frozenset(eos) if isinstance(eos, list) and all(isinstance(i, int) for i in eos) else eos
+        if isinstance(eos, int):
+            values["eos_token_ids"] = frozenset({eos})
+    values.setdefault("tie_word_embeddings", False)
+    values.setdefault("n_group", 1)
+    values.setdefault("topk_group", 1)
+    _derive_rope(raw, values, faults)
+    layers = raw.get("num_hidden_layers")
+    if isinstance(layers, int) and 0 < layers <= 1024:
+        _derive_layers(raw, values, layers, faults)
+    for name in ("indexer_types", "mlp_layer_types"):
+        if isinstance(values.get(name), list):
+            values[name] = tuple(values[name])
+    return values
+
+
+def _derive_rope(raw: dict[str, Any], values: dict[str, Any], faults: list[str]) -> None:
+    """rope_theta stands in rope_parameters (newer files) or at the top; without either any default would be wrong for one release."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        faults.append(f"rope_parameters: is {rope!r}, expected an object with rope_theta")
+        return
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        faults.append(f"rope_parameters.rope_type: {kind!r} is not known for GLM-5; remove it or use the checkpoint's original config.json")
+    if "rope_theta" in rope:
+        values["rope_theta"] = rope["rope_theta"]
+
+
+def _derive_layers(raw: dict[str, Any], values: dict[str, Any], layers: int, faults: list[str]) -> None:
+    """Per-layer lists, from explicit lists, a pattern such as "FFSF", or the frequency rule of GLM-5.2."""
+    if raw.get("mlp_layer_types") is None:
+        values.pop("mlp_layer_types", None)
+        if raw.get("moe_layer_freq", 1) != 1:
+            faults.append(f"moe_layer_freq: is {raw['moe_layer_freq']!r}, only 1 is known; add mlp_layer_types to config.json")
+        if isinstance(dense := raw.get("first_k_dense_replace"), int):
+            values["mlp_layer_types"] = tuple("dense" if layer < dense else "sparse" for layer in range(layers))
+    if raw.get("indexer_types") is not None:
+        return
+    values.pop("indexer_types", None)
+    pattern = raw.get("index_topk_pattern")
+    if isinstance(pattern, (str, list)):
+        values["indexer_types"] = tuple({"F": "full", "S": "shared"}.get(mark, mark) for mark in pattern)
+        return
+    frequency = raw.get("index_topk_freq", 1) or 1
+    offset = raw.get("index_skip_topk_offset", 2 if frequency == 1 else None)
+    if not isinstance(frequency, int) or not isinstance(offset, int) or frequency < 1:
+        faults.append(
+            f"index_skip_topk_offset: index_topk_freq {frequency!r} with offset {offset!r} does not say which layers have an"
+            " indexer; add both as integers, or indexer_types"
+        )
+        return
+    values["indexer_types"] = tuple("full" if max(i - offset + 1, 0) % frequency == 0 else "shared" for i in range(layers))
+
+
+def _say(fault: Any) -> str:
+    """One pydantic fault with its remedy."""
+    if fault["type"] == "missing":
+        return "missing; take config.json and generation_config.json from the checkpoint's own release"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return message if fault["type"] == "value_error" else f"{message}, is {fault['input']!r}"
+
+
+def _report(path: Path, faults: list[str]) -> str:
+    return f"{path}: " + "; ".join(faults)
 
 
 class EngineConfig(BaseModel):
-    """Settings of one engine. Every field is a flag of `glm5-runtime serve`."""
+    """Settings of one engine. Every field is a flag of `glm5-runtime serve` or has a default that no user need change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: Literal["auto", "cpu", "npu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto takes the accelerator torch finds, else cpu."
+        "auto", description="Where the model runs. auto: the accelerator that torch finds, else the CPU."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Type of weights and cache; auto is the checkpoint's own on an accelerator and float32 on cpu."
+        "auto",
+        description="Type of weights and cache. auto: the checkpoint's own on an accelerator, float32 on a CPU (few CPUs multiply bf16 fast).",
     )
-    max_model_len: int | None = Field(None, ge=1, description="Longest prompt plus answer, tokens; default: the checkpoint's limit.")
-    max_sequences: int = Field(16, ge=1, description="Requests decoded side by side.")
-    max_batched_tokens: int = Field(2048, ge=1, description="Tokens computed in one step, prompts and decodes together.")
-    max_queue: int = Field(256, ge=0, description="Requests waiting for a place; one more is refused.")
-    page_size: int = Field(16, ge=1, description="Tokens per cache page.")
-    cache_tokens: int | None = Field(None, ge=1, description="Tokens the cache holds; default: from memory and the limits above.")
-    seed: int = Field(0, ge=0, description="Seed of the draws for requests that bring none.")
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt plus answer, tokens. Default: the checkpoint's limit. Lower it to save cache."
+    )
+    max_sequences: int = Field(16, ge=1, description="Requests computed side by side; more raise throughput and latency.")
+    max_batched_tokens: int = Field(
+        2048, ge=1, description="Tokens of one step, prompts and decodes together. Long prompts are cut to it, so decodes keep flowing."
+    )
+    max_queue: int = Field(256, ge=0, description="Requests that may wait for a place; one more is refused with 429.")
+    page_size: int = Field(16, ge=1, description="Tokens per cache page; Ascend's fused attention likes 16.")
+    cache_tokens: int | None = Field(
+        None, ge=1, description="Tokens the cache holds. Default: all sequences at full length, or what half of the free memory holds."
+    )
+    seed: int = Field(0, ge=0, description="Start of the seeds of requests that bring none.")
+
+    @model_validator(mode="after")
+    def _every_sequence_can_decode(self) -> Self:
+        if self.max_batched_tokens < self.max_sequences:
+            raise ValueError(
+                f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}: some would never be computed"
+            )
+        return self

@@ -1,0 +1,113 @@
+"""One step's work as tensors: which tokens at which positions, where their cache rows are, which share an attention call.
+
+Built by the engine's runner from chunks of sequences, read by attention and indexer. Holds no weights and no policy.
+
+A chunk is some next tokens of one sequence. Chunks of one token (decodes) are computed side by side in one group of B rows;
+a longer chunk (prefill) is cut into blocks of queries, so that no tensor grows with the square of the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from glm5_runtime.config import ModelConfig
+
+WORKSPACE_BYTES = 128 << 20
+"""Aim for the largest temporary of one attention call. Small enough to stay beside the weights, large enough for full matrix products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`tokens` of one sequence from position `start` on; `pages` hold all its tokens up to the last of these."""
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Queries attended in one call: `rows` of the flat token axis seen as [B, Q].
+
+    slots [B, T] int64: cache rows of each sequence's context, 0 past its end; visible [B, Q, T] bool: what a query may see.
+    """
+
+    rows: slice
+    slots: Tensor
+    visible: Tensor
+    positions: Tensor  # [B, Q] int64
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """tokens, positions, slots: [N] int64, chunk after chunk; groups cover the N rows in order."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    groups: tuple[Group, ...]
+
+
+def build_batch(
+    chunks: Sequence[Chunk], config: ModelConfig, page_size: int, device: torch.device, workspace: int = WORKSPACE_BYTES
+) -> Batch:
+    """Tensors for the chunks, in their order. Put decodes next to each other: each run of them is one group."""
+    tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
+    positions = torch.cat([torch.arange(chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks])
+    slots, groups, row = [], [], 0
+    for block in _blocks(chunks, config, workspace):
+        context = _context_slots(block, page_size)
+        queries = len(block[0].tokens)
+        count = len(block) * queries
+        at = positions[row : row + count].view(len(block), queries)
+        visible = torch.arange(context.shape[1]) <= at.unsqueeze(-1)
+        slots.append(context.gather(1, at).flatten())
+        groups.append(Group(slice(row, row + count), context.to(device), visible.to(device), at.to(device)))
+        row += count
+    return Batch(tokens.to(device), positions.to(device), torch.cat(slots).to(device), tuple(groups))
+
+
+def _blocks(chunks: Sequence[Chunk], config: ModelConfig, workspace: int) -> Iterator[list[Chunk]]:
+    """Chunks that one call attends: several of one token, or a piece of a longer one; as many queries as the workspace takes."""
+    for is_decode, run in groupby(chunks, key=lambda chunk: len(chunk.tokens) == 1):
+        same = list(run)
+        if is_decode:
+            longest = max(chunk.start + 1 for chunk in same)
+            step = max(1, workspace // _bytes_per_query(longest, config))
+            yield from (same[at : at + step] for at in range(0, len(same), step))
+            continue
+        for chunk in same:
+            step = max(1, workspace // _bytes_per_query(chunk.start + len(chunk.tokens), config))
+            for at in range(0, len(chunk.tokens), step):
+                piece = chunk.tokens[at : at + step]
+                start = chunk.start + at
+                yield [Chunk(piece, start, chunk.pages)]
+
+
+def _bytes_per_query(context: int, config: ModelConfig) -> int:
+    """Largest temporary that one query needs: attention logits, the indexer's products, or gathered cache rows (fp32 each)."""
+    if context <= config.index_topk:
+        return 4 * context * config.num_attention_heads
+    selected = config.index_topk * max(config.num_attention_heads, config.kv_lora_rank + config.qk_rope_head_dim)
+    return 4 * max(selected, context * config.index_n_heads)
+
+
+def _context_slots(block: list[Chunk], page_size: int) -> Tensor:
+    """[B, T] cache rows of each chunk's context, T the longest; 0 where a context is shorter."""
+    ends = [chunk.start + len(chunk.tokens) for chunk in block]
+    width = -(-max(ends) // page_size)
+    pages = torch.zeros(len(block), width, dtype=torch.int64)
+    for row, (chunk, end) in enumerate(zip(block, ends, strict=True)):
+        used = -(-end // page_size)
+        pages[row, :used] = torch.tensor(chunk.pages[:used])
+    slots = pages.unsqueeze(-1) * page_size + torch.arange(page_size)
+    return slots.flatten(1)[:, : max(ends)]

@@ -1,0 +1,76 @@
+"""The decoder: embedding, layers, final norm, head. One step of any mix of prefills and decodes.
+
+Built on the meta device and filled by `weights`; the engine's runner calls it. Parameter names follow the checkpoint
+(without its `model.` prefix) so that adapters and sharding plans can name them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from glm5_runtime.model.attention import Attention
+from glm5_runtime.model.moe import MLP, MoE
+from glm5_runtime.model.norm import RMSNorm
+from glm5_runtime.model.rope import rotary_angles
+
+if TYPE_CHECKING:
+    from glm5_runtime.config import ModelConfig
+    from glm5_runtime.model.batch import Batch
+    from glm5_runtime.model.cache import KVCache, LayerCache
+    from glm5_runtime.model.indexer import Selection, Selector
+    from glm5_runtime.ops.interface import OperatorSet
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the stream."""
+
+    def __init__(self, config: ModelConfig, layer: int, ops: OperatorSet) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.self_attn = Attention(config, layer, ops)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        dense = config.mlp_layer_types[layer] == "dense"
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, ops) if dense else MoE(config, ops)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        cache: LayerCache,
+        batch: Batch,
+        shared: list[Selection],
+        select: Selector | None,
+    ) -> tuple[Tensor, list[Selection]]:
+        """[N, hidden] → [N, hidden] and the token selection for layers that share it."""
+        attended, selection = self.self_attn(self.input_layernorm(x), rotary, cache, batch, shared, select)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), selection
+
+
+class Decoder(nn.Module):
+    """The whole model, `tokens → hidden states`; logits are asked for by row, since most prompt rows need none."""
+
+    def __init__(self, config: ModelConfig, ops: OperatorSet) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, ops) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, batch: Batch, cache: KVCache, select: Selector | None = None) -> Tensor:
+        """Hidden states after the final norm, [N, hidden]; writes the tokens' cache rows. `select` overrides the choice of tokens."""
+        x = self.embed_tokens(batch.tokens)
+        rotary = rotary_angles(batch.positions, self.config.rope_theta, self.config.qk_rope_head_dim)
+        selection: list[Selection] = []
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+            x, selection = layer(x, rotary, layer_cache, batch, selection, select)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, hidden] → [M, vocabulary] fp32."""
+        return self.lm_head(hidden).float()

@@ -1,0 +1,153 @@
+"""From checkpoint tensors to decoder parameters.
+
+`load_decoder` is called once at start. All names, shapes and types are checked against the model before the first byte of data is
+read or allocated. Fused parameters (gate and up, all experts of a layer) are filled piece by piece, so peak memory is the model's
+own; an unfused tensor of the right type on the CPU stays mapped from its file.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from glm5_runtime.model.checkpoint_files import Checkpoint, WeightsError
+from glm5_runtime.model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from glm5_runtime.config import ModelConfig
+    from glm5_runtime.ops.interface import OperatorSet
+
+log = logging.getLogger(__name__)
+
+FP32_ISLANDS = ("mlp.gate.weight", "mlp.gate.e_score_correction_bias", "indexer.weights_proj.weight")
+"""Parameters kept in fp32 whatever the model's type: they decide choices, and a rounded score chooses differently."""
+
+_FLOATS = {"F32", "F16", "BF16"}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one checkpoint tensor goes: a parameter, or `rows` of it (of expert `expert`)."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    expert: int | None = None
+    rows: tuple[int, int] | None = None
+
+    def view(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The part of the parameter that this tensor fills."""
+        whole = parameter if self.expert is None else parameter[self.expert]
+        return whole if self.rows is None else whole[slice(*self.rows)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tensor is the whole parameter and may be used as it is."""
+        return self.expert is None and self.rows is None
+
+
+def load_decoder(config: ModelConfig, model_dir: Path, ops: OperatorSet, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """Build and fill the decoder; raises WeightsError."""
+    started = time.monotonic()
+    checkpoint = Checkpoint(model_dir)
+    with torch.device("meta"):
+        decoder = Decoder(config, ops)
+    targets = dict(_targets(config, decoder))
+    _check(checkpoint, targets, config)
+    _fill(decoder, checkpoint, targets, device, dtype)
+    log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
+    return decoder.eval().requires_grad_(requires_grad=False)
+
+
+def _targets(config: ModelConfig, decoder: Decoder) -> Iterator[tuple[str, Target]]:
+    """Checkpoint name → target, for every tensor the decoder needs."""
+    for name, parameter in decoder.named_parameters():
+        key = name if name.startswith("lm_head.") else f"model.{name}"
+        shape = tuple(parameter.shape)
+        if ".experts." in name:
+            yield from _expert_targets(config, name, key, shape)
+        elif name.endswith(".gate_up_proj.weight"):
+            inner = shape[0] // 2
+            for part, rows in (("gate_proj", (0, inner)), ("up_proj", (inner, 2 * inner))):
+                yield key.replace("gate_up_proj", part), Target(name, (inner, shape[1]), rows=rows)
+        else:
+            yield key, Target(name, shape)
+
+
+def _expert_targets(config: ModelConfig, name: str, key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Target]]:
+    base, _, kind = key.rpartition(".")
+    for expert in range(config.n_routed_experts):
+        if kind == "down_proj":
+            yield f"{base}.{expert}.down_proj.weight", Target(name, shape[1:], expert)
+            continue
+        inner = shape[1] // 2
+        for part, rows in (("gate_proj", (0, inner)), ("up_proj", (inner, 2 * inner))):
+            yield f"{base}.{expert}.{part}.weight", Target(name, (inner, shape[2]), expert, rows)
+
+
+def _check(checkpoint: Checkpoint, targets: dict[str, Target], config: ModelConfig) -> None:
+    """Every tensor there, of the right shape, and nothing unknown beside it."""
+    if missing := sorted(targets.keys() - checkpoint.names):
+        raise WeightsError(f"missing {_list(missing)}; config.json and the weights are of different models, or a file is missing")
+    for name, target in targets.items():
+        shape, kind = checkpoint.form(name)
+        if shape != target.shape:
+            raise WeightsError(
+                f"{checkpoint.where(name)}: tensor {name!r} has shape {list(shape)}, config.json asks for {list(target.shape)}"
+            )
+        if kind not in _FLOATS:
+            raise WeightsError(
+                f"{checkpoint.where(name)}: tensor {name!r} is {kind}: quantised weights need another engine; use bf16, fp16 or fp32"
+            )
+    extra = checkpoint.names - targets.keys()
+    if unknown := sorted(name for name in extra if not _is_known_extra(name, config)):
+        raise WeightsError(f"{checkpoint.where(unknown[0])}: unknown {_list(unknown)}; this runtime would ignore them")
+    if extra:
+        log.info("skipped %d known tensors that this engine does not use (MTP layer, indexers of shared layers)", len(extra))
+
+
+def _is_known_extra(name: str, config: ModelConfig) -> bool:
+    """MTP layers behind the last one, indexers on layers that share (5.1 keeps them), a head that is tied."""
+    if name == "lm_head.weight":
+        return config.tie_word_embeddings
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return False
+    layer, rest = int(match[1]), match[2]
+    if layer < config.num_hidden_layers:
+        return config.indexer_types[layer] == "shared" and rest.startswith("self_attn.indexer.")
+    return layer < config.num_hidden_layers + config.num_nextn_predict_layers
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return "tensor " + ", ".join(repr(name) for name in names[:3]) + more
+
+
+def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], device: torch.device, dtype: torch.dtype) -> None:
+    """Replace meta parameters by real ones."""
+    filled: dict[str, torch.Tensor] = {}
+    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    for name, target in targets.items():
+        wanted = torch.float32 if target.parameter.endswith(FP32_ISLANDS) else dtype
+        source = checkpoint.read(name)
+        if target.is_whole:
+            filled[target.parameter] = source.to(device, wanted)
+            continue
+        if target.parameter not in filled:
+            filled[target.parameter] = torch.empty(shapes[target.parameter], device=device, dtype=wanted)
+        target.view(filled[target.parameter]).copy_(source)
+    for name, tensor in filled.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+    if decoder.config.tie_word_embeddings:
+        decoder.lm_head.weight = decoder.embed_tokens.weight
