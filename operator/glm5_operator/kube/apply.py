@@ -1,32 +1,91 @@
 """Brings live objects to their desired state with as few writes as possible.
 
-Called by controllers. Decides nothing about what is wanted; turns every refusal into a value.
+Called by controllers. Decides nothing about what is wanted; turns every refusal into a value. The cache gets the answer of each
+write, so that the next reconcile doesn't act on what was before it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from glm5_operator.api import names
+from glm5_operator.kube import errors, kinds, managed
+from glm5_operator.kube.cache import Cache, controller_of
+from glm5_operator.kube.types import ApiFailure, Applied, Key, Manifest, Resource, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from glm5_operator.kube.types import ApiFailure, Applied, Manifest, Resource
+    from glm5_operator.kube.client import Client
+    from glm5_operator.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_KEPT: Final = frozenset({"PersistentVolumeClaim"})  # data outlives the plan that asked for it
 
 
 class Applier:
     """Server-side apply with field manager `glm5-operator`, skipped where the live object already says so."""
+
+    def __init__(self, client: Client, cache: Cache, metrics: Metrics) -> None:
+        self._client = client
+        self._cache = cache
+        self._metrics = metrics
 
     async def converge(self, owner: Resource, desired: Sequence[Manifest], live: Sequence[Resource]) -> Applied:
         """Make the owner's children equal `desired`; `live` is `Cache.children(owner uid)`.
 
         Children without a place in `desired` are removed (PersistentVolumeClaims excepted). One failure doesn't keep the
         rest from being tried. A desired object that exists and isn't the owner's is a NameConflict failure and left alone.
+        An owner that is being deleted gets nothing: its children are on their way out, and recreating them would race the collector.
         """
-        raise NotImplementedError
+        if owner["metadata"].get("deletionTimestamp"):
+            return Applied()
+        changed: list[Key] = []
+        removed: list[Key] = []
+        conflicts: list[Key] = []
+        failures: list[ApiFailure] = []
+        by_key = {key_of(child): child for child in live}
+        wanted = {key_of(manifest): _owned(manifest, owner) for manifest in desired}
+        for key, manifest in wanted.items():
+            try:
+                if await self._settle(owner, key, manifest, by_key.get(key), conflicts):
+                    changed.append(key)
+            except _RefusedError as refusal:
+                failures.append(refusal.failure)
+            except errors.KubeError as error:
+                failures.append(errors.failure(error, key))
+        for key, child in by_key.items():
+            if key in wanted or key.kind in _KEPT or child["metadata"].get("deletionTimestamp"):
+                continue
+            try:
+                await self._client.delete(key, child["metadata"]["uid"])
+                removed.append(key)
+            except (errors.NotFoundError, errors.ConflictError):
+                continue  # gone, or another object has the name by now: the watch will tell
+            except errors.KubeError as error:
+                failures.append(errors.failure(error, key))
+        return Applied(tuple(changed), tuple(removed), tuple(conflicts), tuple(failures))
 
     async def write_status(self, resource: Resource, status: Mapping[str, Any]) -> ApiFailure | None:
         """Write the whole `.status` if it differs from the one in `resource`; an object that is gone is no failure."""
-        raise NotImplementedError
+        status = _without_nulls(status)  # the server drops them, and the next comparison would find them missing
+        if (resource.get("status") or {}) == status:
+            return None
+        metadata = resource["metadata"]
+        identity = {name: metadata[name] for name in ("name", "namespace", "uid") if name in metadata}  # the uid keeps it off a successor
+        body = {"apiVersion": resource["apiVersion"], "kind": resource["kind"], "metadata": identity, "status": status}
+        try:
+            self._cache.put(await self._client.apply(body, force=True, subresource="status"))
+        except (errors.NotFoundError, errors.ConflictError):
+            return None
+        except errors.KubeError as error:
+            return errors.failure(error, key_of(resource))
+        return None
 
     async def patch_node(
         self, node: Resource, *, labels: Mapping[str, str | None], taints: Sequence[Mapping[str, Any]] | None = None
@@ -36,4 +95,103 @@ class Applier:
         Taints are one atomic list that others write too, so a patch with taints carries the node's resourceVersion
         and a concurrent change is a retryable Conflict.
         """
-        raise NotImplementedError
+        have = node["metadata"].get("labels") or {}
+        metadata: dict[str, Any] = {}
+        patch: dict[str, Any] = {}
+        different = {name: value for name, value in labels.items() if have.get(name) != value}
+        if different:
+            metadata["labels"] = different
+        if taints is not None and list(taints) != list((node.get("spec") or {}).get("taints") or ()):
+            patch["spec"] = {"taints": list(taints)}
+            metadata["resourceVersion"] = node["metadata"]["resourceVersion"]
+        if metadata:
+            patch["metadata"] = metadata
+        if not patch:
+            return None
+        key = key_of(node)
+        try:
+            self._cache.put(await self._client.merge_patch(key, patch))
+        except errors.NotFoundError:
+            return None
+        except errors.KubeError as error:
+            return errors.failure(error, key)
+        return None
+
+    async def _settle(self, owner: Resource, key: Key, manifest: Manifest, live: Resource | None, conflicts: list[Key]) -> bool:
+        """Apply one object unless it is settled already; True when something was written."""
+        if live is None:
+            live = await self._find(owner, key)
+        if live is not None and live["metadata"].get("deletionTimestamp"):
+            return False  # on its way out; its deletion wakes us
+        if live is None:
+            # Without force: whoever creates the name between our look and this is met with a conflict, not overrun.
+            self._cache.put(await self._client.apply(manifest, force=False))
+            return True
+        if managed.holds(live, manifest) and managed.ours(live, manifest):
+            self._metrics.applies_skipped.labels(key.kind).inc()
+            return False
+        rivals = managed.foreign_managers(live, manifest)
+        answer = await self._client.apply(manifest, force=True)
+        if rivals:
+            log.warning("%s: took fields back from %s", key, ", ".join(rivals))
+            self._metrics.apply_conflicts.labels(key.kind).inc()
+            conflicts.append(key)
+        self._cache.put(answer)
+        return bool(answer["metadata"].get("resourceVersion") != live["metadata"].get("resourceVersion"))
+
+    async def _find(self, owner: Resource, key: Key) -> Resource | None:
+        """The object of that name, if it is the owner's though the cache doesn't show it (a label may have been taken off).
+
+        One read per creation is the price of never writing into an object that isn't ours.
+        """
+        try:
+            found = await self._client.get(kinds.BY_NAME[key.kind], key.namespace, key.name)
+        except errors.NotFoundError:
+            return None
+        reference = controller_of(found)
+        if reference is not None and reference.get("uid") == owner["metadata"]["uid"]:
+            return found
+        predecessor = reference is not None and (reference.get("kind"), reference.get("name")) == (owner["kind"], owner["metadata"]["name"])
+        if predecessor or found["metadata"].get("deletionTimestamp"):
+            raise _RefusedError(
+                ApiFailure("BeingDeleted", f"{key.kind} {key.name} of an earlier owner is still being deleted", key, retryable=True)
+            )
+        holder = f"controlled by {reference['kind']} {reference['name']}" if reference else "not made by this operator"
+        raise _RefusedError(
+            ApiFailure(
+                "NameConflict",
+                f"{key.kind} {key.name} exists already and is {holder}; it is left alone. "
+                f"Rename or delete it, or rename the {owner['kind']}.",
+                key,
+                retryable=False,
+            )
+        )
+
+
+def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - JSON in, the same kind of JSON out
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class _RefusedError(Exception):
+    """Carries a failure that isn't the API server's out of `_find`."""
+
+    def __init__(self, failure: ApiFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def _owned(manifest: Manifest, owner: Resource) -> Manifest:
+    """The manifest with owner reference and desired hash."""
+    metadata, parent = manifest["metadata"], owner["metadata"]
+    # A reference across namespaces makes the garbage collector delete the child the next time it starts.
+    assert metadata.get("namespace", "") == parent.get("namespace", ""), f"{key_of(manifest)} isn't in the namespace of {key_of(owner)}"
+    reference = {
+        "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": parent["name"], "uid": parent["uid"],
+        "controller": True, "blockOwnerDeletion": True,
+    }  # fmt: skip
+    complete = {**manifest, "metadata": {**metadata, "ownerReferences": [reference]}}
+    digest = hashlib.sha256(json.dumps(complete, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+    annotations = {**(metadata.get("annotations") or {}), names.DESIRED_HASH_ANNOTATION: digest}
+    return {**complete, "metadata": {**complete["metadata"], "annotations": annotations}}

@@ -1,45 +1,233 @@
 """What the watches have seen, kept small: the only place controllers read from.
 
-Fed by the watch handlers in `app` and by the relist; read by controllers. Does no I/O and knows no controller.
-Objects are kept as JSON bytes and decoded on demand: a thousand services with children cost tens of megabytes as
-Python dicts and a tenth of that as bytes, while each is read a few times in its life.
+Fed by the watch handlers in `app`, the relist, and the answers to our own writes (so a reconcile sees what the last one did);
+read by controllers. Does no I/O and knows no controller.
+Objects are kept as JSON bytes and decoded on demand: a thousand services with children cost a tenth of what they would as Python
+dicts, while each is read a few times in its life. What nobody reads isn't kept: managedFields of objects that we don't apply, the
+heartbeats of nodes, most of a pod's spec.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections import Counter, OrderedDict, defaultdict
+from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.kube.types import Key, Resource
+from glm5_operator.api import names
+from glm5_operator.kube import kinds
+from glm5_operator.kube.types import Key, Resource, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 Resources = list[Resource]  # a name of its own: inside the class `list` is the method
+
+_GRAVES: Final = 20_000  # deletions remembered, so that a list taken just before one can't bring the object back
+_POD_CONTAINER: Final = ("name", "image", "resources", "ports")
+_CHILD_KINDS: Final = frozenset(kind.name for kind in kinds.CHILDREN)
+_OWN_KINDS: Final = frozenset({kinds.SERVICE.name, kinds.POOL.name})
+
+Group = tuple[str, ...]
+
+
+class _Entry:
+    """One object. `raw` is without its resourceVersion, so that equal bytes mean nothing new."""
+
+    __slots__ = ("conditions", "group", "raw", "version")
+
+    def __init__(self, raw: bytes, version: str, group: Group | None, conditions: tuple[tuple[str, str], ...]) -> None:
+        self.raw = raw
+        self.version = version
+        self.group = group
+        self.conditions = conditions
 
 
 class Cache:
     """Objects by key, with the lookups that controllers need."""
 
+    def __init__(self) -> None:
+        self._entries: dict[str, dict[Key, _Entry]] = {kind.name: {} for kind in kinds.CACHED}
+        self._groups: defaultdict[Group, set[Key]] = defaultdict(set)
+        self._graves: OrderedDict[Key, int] = OrderedDict()
+        self._service_of_label: dict[tuple[str, str], Key] = {}
+
+    # Reading
+
     def get(self, kind: str, namespace: str, name: str) -> Resource | None:
         """The object as last seen, or None. `namespace` is "" for kinds of the cluster."""
-        raise NotImplementedError
+        entry = self._entries[kind].get(Key(kind, namespace, name))
+        return None if entry is None else _decode(entry)
 
     def list(self, kind: str, namespace: str | None = None) -> Resources:
         """All objects of a kind, in one namespace or everywhere, ordered by key."""
-        raise NotImplementedError
+        found = self._entries[kind]
+        return [_decode(found[key]) for key in sorted(found) if namespace is None or key.namespace == namespace]
 
     def keys(self, kind: str) -> Iterator[Key]:
         """The keys of a kind, without decoding anything."""
-        raise NotImplementedError
+        return iter(tuple(self._entries[kind]))
 
     def children(self, owner_uid: str) -> Resources:
-        """Objects (of any watched kind but Pod) whose controller reference names this uid, ordered by key."""
-        raise NotImplementedError
+        """Objects (of any cached kind but Pod) whose controller reference names this uid, ordered by key."""
+        return self._group(("owner", owner_uid))
 
     def pods(self, service: Key) -> Resources:
-        """The pods of one GLM5Service, found by namespace and the `glm5.dev/service` label, ordered by name."""
-        raise NotImplementedError
+        """The pods of one GLM5Service, found by namespace and the `glm5.dev/service` label, ordered by name.
+
+        A pod is kept with metadata (no managedFields, no annotations), nodeName, scheduling gates, each container's name, image,
+        resources and ports, and its whole status.
+        """
+        return self._group(("service", service.namespace, names.fit(service.name)))
 
     def nodes(self, pool: str) -> Resources:
-        """The nodes that carry `glm5.dev/pool=<pool>`, ordered by name."""
-        raise NotImplementedError
+        """The nodes that carry `glm5.dev/pool=<pool>`, ordered by name.
+
+        A node is kept with metadata (no managedFields), taints, unschedulable, capacity, allocatable and its conditions without times.
+        """
+        return self._group(("pool", pool))
+
+    def service_of_label(self, namespace: str, label: str) -> Key | None:
+        """Which GLM5Service the value of a `glm5.dev/service` label means; long names are hashed in it."""
+        return self._service_of_label.get((namespace, label))
+
+    def condition_counts(self) -> Mapping[tuple[str, ...], float]:
+        """(kind, condition, status) → objects, for the metrics."""
+        counts: Counter[tuple[str, ...]] = Counter()
+        for kind in sorted(_OWN_KINDS):
+            for entry in self._entries[kind].values():
+                counts.update((kind, *condition) for condition in entry.conditions)
+        return {key: float(number) for key, number in counts.items()}
+
+    # Feeding
+
+    def put(self, resource: Mapping[str, Any]) -> bool:
+        """Take an object in; True when it is news. Older than what is known (or than its deletion) is ignored."""
+        key = key_of(resource)
+        metadata = resource["metadata"]
+        version = str(metadata.get("resourceVersion", ""))
+        old = self._entries[key.kind].get(key)
+        if _number(version) <= self._graves.get(key, -1) or (old is not None and _number(version) < _number(old.version)):
+            return False
+        slim = _slim(key.kind, resource)
+        raw = json.dumps(slim, separators=(",", ":")).encode()
+        if old is not None and old.raw == raw:
+            old.version = version
+            return False
+        self._unlink(key, old)
+        entry = _Entry(raw, version, _group_of(key, metadata), _conditions_of(key.kind, resource))
+        self._entries[key.kind][key] = entry
+        if entry.group is not None:
+            self._groups[entry.group].add(key)
+        if key.kind == kinds.SERVICE.name:
+            self._service_of_label[key.namespace, names.fit(key.name)] = key
+        return True
+
+    def drop(self, resource: Mapping[str, Any]) -> bool:
+        """Forget a deleted object; True when it was known. `resource` is its last state, with the deletion's resourceVersion."""
+        key = key_of(resource)
+        version = _number(str(resource["metadata"].get("resourceVersion", "")))
+        old = self._entries[key.kind].get(key)
+        if old is not None and version < _number(old.version):
+            return False  # late news of a predecessor with the same name
+        self._graves[key] = version
+        self._graves.move_to_end(key)
+        while len(self._graves) > _GRAVES:
+            self._graves.popitem(last=False)
+        if old is None:
+            return False
+        self._unlink(key, old)
+        del self._entries[key.kind][key]
+        return True
+
+    def sweep(self, kind: str, namespace: str | None, seen: set[Key], version: int) -> Resources:
+        """Drop what a full list (taken at `version`) didn't hold, and return it. What is newer than the list stays."""
+        missing = [
+            (key, entry)
+            for key, entry in self._entries[kind].items()
+            if key not in seen and (namespace is None or key.namespace == namespace) and _number(entry.version) <= version
+        ]
+        gone = [_decode(entry) for _, entry in missing]
+        for key, entry in missing:
+            self._unlink(key, entry)
+            del self._entries[kind][key]
+        return gone
+
+    def _group(self, group: Group) -> Resources:
+        return [_decode(self._entries[key.kind][key]) for key in sorted(self._groups.get(group, ()))]
+
+    def _unlink(self, key: Key, entry: _Entry | None) -> None:
+        if entry is None:
+            return
+        if entry.group is not None:
+            members = self._groups[entry.group]
+            members.discard(key)
+            if not members:
+                del self._groups[entry.group]
+        if key.kind == kinds.SERVICE.name:
+            self._service_of_label.pop((key.namespace, names.fit(key.name)), None)
+
+
+def controller_of(resource: Resource) -> Mapping[str, Any] | None:
+    """The owner reference that says `controller: true`."""
+    for reference in resource["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return dict(reference)
+    return None
+
+
+def _decode(entry: _Entry) -> Resource:
+    resource: dict[str, Any] = json.loads(entry.raw)
+    resource["metadata"]["resourceVersion"] = entry.version
+    return resource
+
+
+def _number(version: str) -> int:
+    """A resourceVersion as the ordered number that it is on every server of the supported versions."""
+    return int(version) if version.isdigit() else 0
+
+
+def _group_of(key: Key, metadata: Mapping[str, Any]) -> Group | None:
+    labels = metadata.get("labels") or {}
+    if key.kind == kinds.POD.name:
+        label = labels.get(names.SERVICE_LABEL)
+        return ("service", key.namespace, label) if label else None
+    if key.kind == kinds.NODE.name:
+        pool = labels.get(names.POOL_LABEL)
+        return ("pool", pool) if pool else None
+    if key.kind in _CHILD_KINDS:
+        owner = controller_of({"metadata": metadata})
+        return ("owner", str(owner["uid"])) if owner else None
+    return None
+
+
+def _conditions_of(kind: str, resource: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    if kind not in _OWN_KINDS:
+        return ()
+    conditions = (resource.get("status") or {}).get("conditions") or ()
+    return tuple(
+        (str(item.get("type")), str(item.get("status"))) for item in conditions if item.get("type") in {"Ready", "Stalled", "Reconciling"}
+    )
+
+
+def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
+    drop = {"resourceVersion"} if kind in _CHILD_KINDS else {"resourceVersion", "managedFields"}
+    if kind == kinds.POD.name:
+        drop.add("annotations")
+    slim = {**resource, "metadata": {name: value for name, value in resource["metadata"].items() if name not in drop}}
+    if kind == kinds.POD.name:
+        slim["spec"] = _slim_pod(resource.get("spec") or {})
+    elif kind == kinds.NODE.name:
+        spec, status = resource.get("spec") or {}, resource.get("status") or {}
+        slim["spec"] = {name: spec[name] for name in ("taints", "unschedulable") if name in spec}
+        slim["status"] = {name: status[name] for name in ("capacity", "allocatable", "nodeInfo") if name in status} | {
+            "conditions": [{"type": item.get("type"), "status": item.get("status")} for item in status.get("conditions") or ()]
+        }
+    return slim
+
+
+def _slim_pod(spec: Mapping[str, Any]) -> dict[str, Any]:
+    slim: dict[str, Any] = {name: spec[name] for name in ("nodeName", "schedulingGates", "nodeSelector") if name in spec}
+    for group in ("initContainers", "containers"):
+        if group in spec:
+            slim[group] = [{name: container[name] for name in _POD_CONTAINER if name in container} for container in spec[group]]
+    return slim

@@ -1,0 +1,196 @@
+"""One HTTP client for the API server: a request in, plain JSON or an error of our own out.
+
+Used by the rest of `kube`. Knows paths, content types, timeouts and metrics; decides nothing and retries nothing.
+Only the REST layer and the config loaders of `kubernetes.aio` are used: its 800 generated model classes would be decoded into and out
+of for nothing, since planning works on plain JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import load_incluster_config, load_kube_config
+
+from glm5_operator.api import names
+from glm5_operator.kube import errors, kinds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from glm5_operator.kube.kinds import Kind
+    from glm5_operator.kube.types import Key
+    from glm5_operator.metrics import Metrics
+    from glm5_operator.settings import Api
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+_APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+_MERGE: Final = "application/merge-patch+json"
+_READS: Final = frozenset({"get", "list"})
+_CLOSE_LATER: Final = 60.0
+
+
+async def load_configuration(kubeconfig: str | None = None) -> Configuration:
+    """Credentials: an explicit kubeconfig, else the pod's service account, else $KUBECONFIG or ~/.kube/config."""
+    configuration = Configuration()
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        load_incluster_config(client_configuration=configuration)
+    else:
+        path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+        await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+    return configuration
+
+
+class Client:
+    """Requests with metrics, timeouts and a guard before each write.
+
+    `guard` raises NotLeaderError when this process may no longer write; it is asked immediately before the request is sent.
+    """
+
+    def __init__(self, configuration: Configuration, settings: Api, metrics: Metrics, guard: Callable[[], None] | None = None) -> None:
+        configuration.connection_pool_maxsize = settings.connections
+        self._api = ApiClient(configuration)
+        self._api.user_agent = names.FIELD_MANAGER
+        self._timeout = aiohttp.ClientTimeout(total=settings.request_timeout, sock_connect=settings.connect_timeout)
+        self._page = settings.page_size
+        self._metrics = metrics
+        self._guard = guard
+        self._retired: list[aiohttp.ClientSession] = []
+
+    @property
+    def configuration(self) -> Configuration:
+        """Server and credentials, for the watches' own session."""
+        return self._api.configuration
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._api.close()
+        for session in self._retired:
+            await session.close()
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Json:
+        """One object."""
+        return await self._request("get", kind.path(namespace, name), kind.name)
+
+    async def raw_get(self, path: str) -> Json:
+        """Any path, e.g. discovery."""
+        return await self._request("get", path, "")
+
+    async def pages(self, kind: Kind, namespace: str = "") -> AsyncIterator[tuple[list[Json], int]]:
+        """All objects of a kind in pages, with the list's resourceVersion; each gets the kind and apiVersion that lists leave out."""
+        query = {"limit": str(self._page)} | ({"labelSelector": kind.selector} if kind.selector else {})
+        while True:
+            answer = await self._request("list", f"{kind.path(namespace)}?{urlencode(query)}", kind.name)
+            items: list[Json] = answer.get("items") or []
+            for item in items:
+                item.setdefault("kind", kind.name)
+                item.setdefault("apiVersion", kind.api_version)
+            meta = answer.get("metadata") or {}
+            yield items, int(meta.get("resourceVersion") or 0)
+            if not meta.get("continue"):
+                return
+            query["continue"] = meta["continue"]
+
+    async def apply(self, manifest: Mapping[str, Any], *, force: bool, subresource: str = "") -> Json:
+        """Server-side apply. Without force a field of another manager is a FieldConflictError."""
+        kind, meta = kinds.BY_NAME[manifest["kind"]], manifest["metadata"]
+        query = urlencode({"fieldManager": names.FIELD_MANAGER, "force": "true" if force else "false"})
+        path = f"{kind.path(meta.get('namespace', ''), meta['name'], subresource)}?{query}"
+        return await self._request("apply", path, kind.name, manifest, content_type=_APPLY)
+
+    async def merge_patch(self, key: Key, patch: Mapping[str, Any]) -> Json:
+        """JSON merge patch; with metadata.resourceVersion inside, a concurrent change is a ConflictError."""
+        path = kinds.BY_NAME[key.kind].path(key.namespace, key.name)
+        return await self._request("patch", f"{path}?fieldManager={names.FIELD_MANAGER}", key.kind, patch, content_type=_MERGE)
+
+    async def create(self, kind: Kind, body: Mapping[str, Any]) -> Json:
+        """Create one object."""
+        path = f"{kind.path(body['metadata'].get('namespace', ''))}?fieldManager={names.FIELD_MANAGER}"
+        return await self._request("create", path, kind.name, body)
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Json:
+        """Replace one object; its resourceVersion makes a concurrent change a ConflictError."""
+        meta = body["metadata"]
+        path = f"{kind.path(meta.get('namespace', ''), meta['name'])}?fieldManager={names.FIELD_MANAGER}"
+        return await self._request("update", path, kind.name, body)
+
+    async def delete(self, key: Key, uid: str) -> None:
+        """Delete in the background, only if it is still the object with that uid."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        await self._request("delete", kinds.BY_NAME[key.kind].path(key.namespace, key.name), key.kind, body)
+
+    async def _request(
+        self, verb: str, path: str, kind: str, body: Mapping[str, Any] | None = None, content_type: str = "application/json"
+    ) -> Json:
+        if self._guard is not None and verb not in _READS:
+            try:
+                self._guard()
+            except errors.NotLeaderError:
+                self._metrics.api_requests.labels(verb, kind, "guarded").inc()
+                raise
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
+        await self._api.update_params_for_auth(headers, None, ["BearerToken"], path, verb, body)
+        started, code = time.monotonic(), "error"
+        try:
+            response = await self._api.call_api(
+                _METHODS[verb], self._api.configuration.host + path, header_params=headers, body=body, _request_timeout=self._timeout
+            )
+            raw = await response.read()
+            code = str(response.status)
+        except TimeoutError as error:
+            code = "timeout"
+            self._drop_connections()
+            raise errors.UnavailableError(f"no answer from the API server within {self._timeout.total:g} s") from error
+        except aiohttp.ClientError as error:
+            raise errors.UnavailableError(f"no connection to the API server: {error}") from error
+        finally:
+            self._metrics.api_requests.labels(verb, kind, code).inc()
+            self._metrics.api_seconds.labels(verb).observe(time.monotonic() - started)
+        decoded = _decode(raw)
+        if response.status >= 300 or decoded is None:
+            raise errors.from_response(response.status, decoded, response.headers.get("Retry-After"))
+        return decoded
+
+    def _drop_connections(self) -> None:
+        """Start over with a new pool after a timeout.
+
+        Behind a load balancer that forgot us, all idle connections are dead, and each would cost another timeout.
+        Requests in flight finish on the old pool, which is closed later.
+        """
+        rest = self._api.rest_client
+        if rest.pool_manager is not None:
+            old, rest.pool_manager = rest.pool_manager, None
+            self._retired.append(old)
+            asyncio.get_running_loop().call_later(_CLOSE_LATER, lambda: self._retire(old))
+
+    def _retire(self, session: aiohttp.ClientSession) -> None:
+        if session in self._retired:
+            self._retired.remove(session)
+            connector = session.connector
+            if connector is not None:
+                connector.close()
+            session.detach()
+
+
+_METHODS: Final[Mapping[str, str]] = {
+    "get": "GET", "list": "GET", "apply": "PATCH", "patch": "PATCH", "create": "POST", "update": "PUT", "delete": "DELETE",
+}  # fmt: skip
+
+
+def _decode(raw: bytes) -> Json | None:
+    try:
+        decoded = json.loads(raw)
+    except ValueError:
+        return None
+    return decoded if isinstance(decoded, dict) else None

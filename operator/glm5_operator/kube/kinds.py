@@ -1,0 +1,67 @@
+"""Which kinds of objects the operator deals with, where they live in the API, and how it sees them.
+
+One table: the client builds paths from it, `app` its watches, the relist its lists, and RBAC is checked against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from glm5_operator.api import names
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind.
+
+    Attributes:
+        watched: news arrive by watch. The others are only listed (`relist`): they hardly ever change by themselves, and each watched
+            object costs about as much CPU as a reconcile.
+        cached: kept in the cache at all.
+        selector: label selector for watches and lists.
+    """
+
+    name: str
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+    watched: bool = False
+    cached: bool = True
+    selector: str = ""
+
+    @property
+    def api_version(self) -> str:
+        """As in an object's apiVersion."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Path of the collection, of one object, or of its subresource; without a namespace it is the collection of all namespaces."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        scope = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
+
+
+_OURS: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY},{names.SERVICE_LABEL}"
+
+SERVICE: Final = Kind(names.SERVICE_KIND, names.GROUP, names.VERSION, names.SERVICE_PLURAL, watched=True)
+POOL: Final = Kind(names.POOL_KIND, names.GROUP, names.VERSION, names.POOL_PLURAL, namespaced=False, watched=True)
+NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False, watched=True)
+POD: Final = Kind("Pod", "", "v1", "pods", watched=True, selector=names.SERVICE_LABEL)
+DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments", watched=True, selector=_OURS)
+CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", watched=True, selector=_OURS)
+CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS)
+DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
+NETWORK_POLICY: Final = Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", selector=_OURS)
+EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events", cached=False)
+LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases", cached=False)
+NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False, cached=False)
+
+ALL: Final = (
+    SERVICE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, EVENT, LEASE, NAMESPACE,
+)  # fmt: skip
+CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY)
+CACHED: Final = tuple(kind for kind in ALL if kind.cached)
+WATCHED: Final = tuple(kind for kind in ALL if kind.watched)
+BY_NAME: Final = {kind.name: kind for kind in ALL}

@@ -1,0 +1,144 @@
+"""Does a live object already say what we want? Pure comparison, so that an apply can be skipped.
+
+Called by `apply`. Three questions: are all desired values there, do we own them, and which did somebody else take?
+A desired hash alone can't tell: a foreign JSON patch may remove a field and leave our annotation and our managedFields entry as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from glm5_operator.api import names
+
+if TYPE_CHECKING:
+    from glm5_operator.kube.types import Resource
+
+_IDENTITY: Final = frozenset({"apiVersion", "kind"})
+_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+_SCALE: Final[Mapping[str, Decimal]] = {
+    "": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
+    "P": Decimal(10**15), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+}  # fmt: skip
+
+
+def holds(live: object, desired: object) -> bool:
+    """Everything desired is in `live` with our value; what the server or others added beside it doesn't matter.
+
+    Lists of objects are maps by some key to the API server (containers by name, ports by number …). Which key doesn't matter here:
+    each desired item must be held by some live item. Lists of plain values are atomic and must be equal.
+    """
+    if isinstance(desired, Mapping):
+        if not desired:
+            return live is None or isinstance(live, Mapping)
+        return isinstance(live, Mapping) and all(holds(live.get(name), value) for name, value in desired.items())
+    if isinstance(desired, list):
+        if not desired:
+            return not live
+        if not isinstance(live, list):
+            return False
+        if all(isinstance(item, Mapping) for item in desired):
+            return all(any(holds(candidate, item) for candidate in live) for item in desired)
+        return live == desired
+    return desired is None or live == desired or _same_quantity(live, desired)
+
+
+def ours(live: Resource, desired: Mapping[str, Any], subresource: str = "") -> bool:
+    """Our Apply entry in managedFields covers every desired field.
+
+    A value that is ours but no longer our field (somebody forced it over and set it back) must be applied again, or a later
+    removal by its new owner would be theirs to make. Fields that we own together with somebody else, at the same value, are fine:
+    an apply can't end that, so it would be repeated for ever.
+    """
+    for entry in live["metadata"].get("managedFields") or ():
+        if (
+            entry.get("manager") == names.FIELD_MANAGER
+            and entry.get("operation") == "Apply"
+            and (entry.get("subresource") or "") == subresource
+        ):
+            wanted = {name: value for name, value in desired.items() if name not in _IDENTITY}
+            wanted["metadata"] = {name: value for name, value in desired["metadata"].items() if name not in {"name", "namespace", "uid"}}
+            return _covers(entry.get("fieldsV1") or {}, wanted)
+    return False
+
+
+def foreign_managers(live: Resource, desired: Mapping[str, Any]) -> tuple[str, ...]:
+    """Managers other than us that own a desired field whose value isn't ours now: who we are about to take it back from."""
+    found = set()
+    for entry in live["metadata"].get("managedFields") or ():
+        if entry.get("manager") != names.FIELD_MANAGER and _touches(entry.get("fieldsV1") or {}, desired, live):
+            found.add(str(entry.get("manager")))
+    return tuple(sorted(found))
+
+
+def _covers(fields: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
+    for name, value in desired.items():
+        if value is None:
+            continue
+        owned = fields.get(f"f:{name}")
+        if owned is None:
+            if value in ({}, []):
+                continue  # dropped by the server
+            return False
+        if not _covers_value(owned, value):
+            return False
+    return True
+
+
+def _covers_value(owned: Mapping[str, Any], value: object) -> bool:
+    if not owned:
+        return True  # a leaf, or owned as a whole
+    if isinstance(value, Mapping):
+        return _covers(owned, value)
+    if isinstance(value, list):
+        entries = _list_entries(owned)
+        return all(
+            any(_matches(key, item) and _covers_value(fields, item) for key, fields in entries)
+            for item in value
+            if isinstance(item, Mapping)
+        )
+    return True
+
+
+def _touches(fields: Mapping[str, Any], desired: object, live: object) -> bool:
+    """Some field of `fields` is desired, and its live value isn't the desired one."""
+    if holds(live, desired):
+        return False
+    if not fields or not isinstance(desired, Mapping | list):
+        return True
+    if isinstance(desired, Mapping):
+        return any(
+            f"f:{name}" in fields and _touches(fields[f"f:{name}"], value, live.get(name) if isinstance(live, Mapping) else None)
+            for name, value in desired.items()
+        )
+    candidates = live if isinstance(live, list) else []
+    for key, owned in _list_entries(fields):
+        for item in desired:
+            if _matches(key, item):
+                counterpart = next((candidate for candidate in candidates if _matches(key, candidate)), None)
+                if _touches(owned, item, counterpart):
+                    return True
+    return False
+
+
+def _list_entries(owned: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """(key fields, owned fields) of each item of a map-like list: `k:{"name":"engine"}` → {...}."""
+    return [(json.loads(name[2:]), fields) for name, fields in owned.items() if name.startswith("k:")]
+
+
+def _matches(key: Mapping[str, Any], item: object) -> bool:
+    """The item is the one that the key means; a key field that the item leaves out is a server default (`protocol: TCP`)."""
+    return isinstance(item, Mapping) and all(item.get(name, value) == value for name, value in key.items())
+
+
+def _same_quantity(live: object, desired: object) -> bool:
+    """`1024Mi` comes back as `1Gi`, and a number given for a quantity as a string."""
+    if isinstance(live, bool) or isinstance(desired, bool) or not isinstance(live, str | int) or not isinstance(desired, str | int | float):
+        return False
+    left, right = _QUANTITY.fullmatch(str(live)), _QUANTITY.fullmatch(str(desired))
+    if left is None or right is None:
+        return False
+    return Decimal(left[1]) * _SCALE[left[2] or ""] == Decimal(right[1]) * _SCALE[right[2] or ""]

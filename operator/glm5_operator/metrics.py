@@ -1,0 +1,116 @@
+"""The operator's own metrics, one object that is passed around.
+
+Used by `kube` and `app`; served at /metrics. Must not know Kubernetes or keep state beyond its counters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from prometheus_client.metrics_core import Metric
+
+_SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
+
+
+class Metrics:
+    """Counters and histograms, each named for what a dashboard asks."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Histogram(
+            "glm5_operator_reconcile_seconds",
+            "Time of one reconcile, by kind and result (done, again, retry, stalled, error).",
+            ["kind", "result"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.queue_wait = Histogram(
+            "glm5_operator_queue_wait_seconds",
+            "From when a key was due until a worker took it.",
+            ["kind"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.queue_depth = Gauge("glm5_operator_queue_depth", "Keys that are due and wait for a worker.", registry=self.registry)
+        self.queue_delayed = Gauge(
+            "glm5_operator_queue_delayed",
+            "Keys that wait for a time: settling, backing off or to be looked at again.",
+            registry=self.registry,
+        )
+        self.queue_running = Gauge("glm5_operator_queue_running", "Keys that a worker has.", registry=self.registry)
+        self.given_up = Counter(
+            "glm5_operator_given_up_total", "Objects that used up their budget of failures.", ["kind"], registry=self.registry
+        )
+        self.api_requests = Counter(
+            "glm5_operator_api_requests_total",
+            "Requests to the API server by verb, kind and HTTP code (or timeout, error, guarded).",
+            ["verb", "kind", "code"],
+            registry=self.registry,
+        )
+        self.api_seconds = Histogram(
+            "glm5_operator_api_request_seconds",
+            "Time of requests to the API server, watches excluded.",
+            ["verb"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.watch_events = Counter(
+            "glm5_operator_watch_events_total",
+            "Watch events by kind; news are those that changed the cache.",
+            ["kind", "news"],
+            registry=self.registry,
+        )
+        self.relist_repairs = Counter(
+            "glm5_operator_relist_repairs_total",
+            "Differences that a relist found and the watch had missed.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.apply_conflicts = Counter(
+            "glm5_operator_apply_conflicts_total",
+            "Fields taken back from another manager, by kind of object.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.applies_skipped = Counter(
+            "glm5_operator_applies_skipped_total", "Applies that weren't needed, by kind of object.", ["kind"], registry=self.registry
+        )
+        self.events = Counter(
+            "glm5_operator_events_total",
+            "Kubernetes Events by fate (sent, repeated, limited, dropped, failed).",
+            ["fate"],
+            registry=self.registry,
+        )
+        self.leader = Gauge("glm5_operator_leader", "1 while this process may write.", registry=self.registry)
+        self.loop_lag = Gauge("glm5_operator_event_loop_lag_seconds", "How late the event loop ran its last timer.", registry=self.registry)
+
+    def live_gauge(self, name: str, help_text: str, labels: Iterable[str], read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        """A gauge that is read when scraped, for what other objects know anyway."""
+        self.registry.register(_LiveGauge(name, help_text, tuple(labels), read))
+
+    def exposition(self) -> bytes:
+        """The text format, for /metrics."""
+        return generate_latest(self.registry)
+
+
+class _LiveGauge(Collector):
+    def __init__(self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
+        self._name, self._help, self._labels, self._read = name, help_text, labels, read
+
+    def describe(self) -> Iterable[Metric]:
+        """Without values: registering must not read anything."""
+        return [GaugeMetricFamily(self._name, self._help, labels=self._labels)]
+
+    def collect(self) -> Iterable[Metric]:
+        """One sample for each key of the mapping."""
+        family = GaugeMetricFamily(self._name, self._help, labels=self._labels)
+        for values, number in self._read().items():
+            family.add_metric(list(values), number)
+        return [family]
