@@ -15,7 +15,7 @@ Json = dict[str, Any]
 SELECTOR = {"app.kubernetes.io/name": "glm5-service", "glm5.dev/service": "chat"}
 
 
-def a_service(name: str = "chat", *, generation: int = 1, status: Json | None = None, **spec: Any) -> Json:
+def a_service(name: str = "chat", *, generation: int = 1, status: Json | None = None, **spec: object) -> Json:
     """A GLM5Service as the API server gives it."""
     return {
         "apiVersion": "glm5.dev/v1alpha1",

@@ -29,7 +29,7 @@ def a_pod(
     cards: int = 8,
     deleted: bool = False,
     phase: str = "Running",
-    **status: Any,
+    **status: object,
 ) -> Json:
     """A pod.
 
@@ -50,7 +50,13 @@ def a_pod(
     conditions = [
         {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(at())}
         if scheduled is None
-        else {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": scheduled, "lastTransitionTime": stamp(at())},
+        else {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": scheduled,
+            "lastTransitionTime": stamp(at()),
+        },
     ]
     if scheduled is None:
         conditions.append({"type": "Ready", "status": str(ready), "lastTransitionTime": stamp(ready_changed or at())})
@@ -80,7 +86,9 @@ def a_pod(
     }
 
 
-def running(*, ready: bool = False, started: bool = False, since: datetime | None = None, restarts: int = 0, last: Json | None = None) -> Json:
+def running(
+    *, ready: bool = False, started: bool = False, since: datetime | None = None, restarts: int = 0, last: Json | None = None
+) -> Json:
     """An engine container that runs."""
     return _container({"running": {"startedAt": stamp(since or at())}}, ready=ready, started=started, restarts=restarts, last=last)
 

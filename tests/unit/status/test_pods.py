@@ -1,0 +1,201 @@
+"""kubelet's words become a reason and a sentence. Pure: pods are built with the texts of Kubernetes 1.35."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from glm5_operator.status.causes import Cause, Reason
+from glm5_operator.status.pods import pod_state
+from tests.support.clock import at
+from tests.support.pods import Json, a_pod, an_end, running, terminated, waiting
+
+NOT_FOUND = 'rpc error: code = NotFound desc = failed to pull and unpack image "registry.example/glm5-runtime:0.1.0": failed to resolve reference: not found'
+
+
+def cause_of(pod: Json) -> Cause:
+    cause = pod_state(pod).cause
+    assert cause is not None
+    return cause
+
+
+def down(state: Json, **changes: object) -> Json:
+    return a_pod(containers=[state], ready=False, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "says"),
+    [
+        (waiting("ErrImagePull", NOT_FOUND), Reason.IMAGE_PULL, ["registry.example/glm5-runtime:0.1.0", "check name and tag", "not found"]),
+        (
+            waiting("ErrImagePull", "pull access denied, authorization failed"),
+            Reason.IMAGE_PULL,
+            ["check imagePullSecrets", "authorization failed"],
+        ),
+        (waiting("ErrImagePull", "dial tcp: i/o timeout"), Reason.IMAGE_PULL, ["node npu-0 reaches the registry", "i/o timeout"]),
+        (waiting("InvalidImageName", "couldn't parse image name"), Reason.IMAGE_NAME_INVALID, ["correct spec.engine.image"]),
+        (waiting("CreateContainerConfigError", 'secret "api-key" not found'), Reason.SECRET_MISSING, ["create Secret api-key"]),
+        (waiting("CreateContainerConfigError", 'configmap "tpl" not found'), Reason.CONFIG_MAP_MISSING, ["create ConfigMap tpl"]),
+        (
+            waiting("CreateContainerConfigError", "couldn't find key token in Secret prod/api-key"),
+            Reason.SECRET_MISSING,
+            ["key token in Secret prod/api-key"],
+        ),
+        (
+            waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
+            Reason.CONTAINER_CONFIG,
+            ["runAsNonRoot", "spec.podTemplate"],
+        ),
+        (waiting("RunContainerError", 'exec: "glm5-runtime": not found'), Reason.CONTAINER_START, ["RunContainerError", "glm5-runtime"]),
+        (waiting("ContainerCreating"), Reason.CREATING, ["kubectl describe pod chat-engine-5d9f-aaaaa"]),
+        (running(), Reason.LOADING, ["is loading the model", "600 s"]),
+        (running(started=True), Reason.LOADING, ["yet to produce its first token"]),
+        (
+            terminated(an_end(137, reason="OOMKilled"), restarts=1),
+            Reason.OUT_OF_MEMORY,
+            ["memory limit of 64Gi", "restarts: 1", "spec.model.memory"],
+        ),
+        (
+            waiting("CrashLoopBackOff", "back-off 20s", restarts=2, last=an_end(3, message="Loading\nValueError: bad config\n")),
+            Reason.ENGINE_CRASHING,
+            ["exit code 3", "restarts: 2", "last log: Loading | ValueError: bad config"],
+        ),
+        (waiting("CrashLoopBackOff", restarts=2, last=an_end(137)), Reason.ENGINE_CRASHING, ["killed from outside"]),
+        (
+            waiting("CrashLoopBackOff", restarts=1, last=an_end(143, started=at(), finished=at(seconds=605))),
+            Reason.STARTUP_TIMEOUT,
+            ["600 s", "spec.startup.timeout"],
+        ),
+    ],
+)
+def test_a_container_that_is_not_ready_says_why_and_what_to_do(state: Json, reason: Reason, says: list[str]) -> None:
+    cause = cause_of(down(state))
+
+    assert cause.reason is reason
+    assert [part for part in says if part not in cause.message] == []
+
+
+def test_the_two_faces_of_a_failed_pull_read_the_same_so_that_the_status_does_not_flicker() -> None:
+    pulling = cause_of(down(waiting("ErrImagePull", NOT_FOUND)))
+    backing_off = cause_of(
+        down(waiting("ImagePullBackOff", f'Back-off pulling image "registry.example/glm5-runtime:0.1.0": ErrImagePull: {NOT_FOUND}'))
+    )
+
+    assert pulling == backing_off
+
+
+def test_loading_for_the_first_time_is_no_failure_but_loading_after_a_crash_tells_the_crash() -> None:
+    first = cause_of(down(running()))
+    again = cause_of(down(running(since=at(minutes=1), restarts=1, last=an_end(1, message="boom"))))
+
+    assert first.reason is Reason.LOADING
+    assert again.reason is Reason.ENGINE_CRASHING
+    assert "last log: boom" in again.message
+
+
+def test_crashing_reads_the_same_down_backing_off_and_up_again() -> None:
+    end = an_end(1, message="boom")
+    texts = {
+        cause_of(down(state)).message
+        for state in (
+            terminated(end, restarts=2),
+            waiting("CrashLoopBackOff", "back-off 40s", restarts=2, last=end),
+            running(since=at(minutes=2), restarts=2, last=end),
+        )
+    }
+
+    assert len(texts) == 1
+
+
+def test_an_engine_that_was_ready_and_stopped_is_told_apart_from_one_that_loads() -> None:
+    cause = cause_of(a_pod(containers=[running(started=True, since=at(minutes=1))], ready=False, ready_changed=at(minutes=30)))
+
+    assert cause.reason is Reason.ENGINE_NOT_READY
+    assert cause.since == at(minutes=30)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "flipped", "hopeless"),
+    [(2, at(), False), (3, at(), True), (30, at(seconds=20), False)],
+    ids=["tried too little", "never ready in its last run", "it was ready in its last run"],
+)
+def test_an_endless_crasher_is_hopeless_only_when_its_last_run_never_got_ready(restarts: int, flipped: datetime, hopeless: bool) -> None:
+    end = an_end(1, started=at(seconds=10), finished=at(seconds=40))
+    pod = a_pod(containers=[waiting("CrashLoopBackOff", restarts=restarts, last=end)], ready=False, ready_changed=flipped)
+
+    assert cause_of(pod).hopeless is hopeless
+
+
+def test_a_long_run_that_was_ready_and_then_killed_is_no_start_up_timeout() -> None:
+    end = an_end(137, started=at(), finished=at(hours=5))
+    pod = a_pod(containers=[waiting("CrashLoopBackOff", restarts=1, last=end)], ready=False, ready_changed=at(hours=5))
+
+    assert cause_of(pod).reason is Reason.ENGINE_CRASHING
+
+
+def test_a_log_tail_keeps_the_end_without_colours_and_control_characters() -> None:
+    log = "\n".join([*(f"line {n}" for n in range(50)), "\x1b[31mRuntimeError:\x1b[0m ACL 507035\x07", ""])
+    message = cause_of(down(terminated(an_end(1, message=log)))).message
+
+    assert message.endswith("line 46 | line 47 | line 48 | line 49 | RuntimeError: ACL 507035")
+    assert "line 45" not in message
+
+
+def test_a_failing_init_container_is_told_before_the_engine_that_waits_for_it() -> None:
+    pod = down(waiting("PodInitializing"))
+    pod["spec"]["initContainers"] = [{"name": "fetch", "image": "fetch:1"}]
+    pod["status"]["initContainerStatuses"] = [{**waiting("CrashLoopBackOff", restarts=1, last=an_end(2)), "name": "fetch"}]
+
+    cause = cause_of(pod)
+
+    assert cause.reason is Reason.ENGINE_CRASHING
+    assert "container fetch" in cause.message
+
+
+def test_a_finished_init_container_is_no_cause() -> None:
+    pod = down(running())
+    pod["spec"]["initContainers"] = [{"name": "fetch", "image": "fetch:1"}]
+    pod["status"]["initContainerStatuses"] = [{**terminated(an_end(0, reason="Completed")), "name": "fetch", "ready": True}]
+
+    assert cause_of(pod).reason is Reason.LOADING
+
+
+def test_running_containers_in_an_unready_pod_point_at_the_node() -> None:
+    cause = cause_of(a_pod(containers=[running(ready=True, started=True)], ready=False, ready_changed=at(hours=1)))
+
+    assert cause.reason is Reason.NODE_UNREACHABLE
+    assert "kubectl describe node npu-0" in cause.message
+
+
+def test_an_evicted_pod_no_longer_counts_but_says_why_it_ended() -> None:
+    state = pod_state(a_pod(ready=False, phase="Failed", reason="UnexpectedAdmissionError", message="no healthy devices present"))
+
+    assert state.leaving
+    assert state.holds == {}
+    assert state.cause is not None
+    assert "no healthy devices present" in state.cause.message
+
+
+def test_a_pod_that_is_being_deleted_is_not_ready_but_still_holds_its_cards() -> None:
+    state = pod_state(a_pod(ready=True, deleted=True))
+
+    assert (state.ready, state.leaving, state.holds["huawei.com/Ascend910"]) == (False, True, 8)
+
+
+def test_a_pod_without_a_node_holds_nothing() -> None:
+    assert pod_state(a_pod(ready=False, scheduled="0/1 nodes are available: 1 Insufficient huawei.com/Ascend910.")).holds == {}
+
+
+def test_a_brand_new_pod_waits_for_the_scheduler() -> None:
+    pod = a_pod(ready=False, node=None)
+    pod["status"] = {"phase": "Pending"}
+
+    assert cause_of(pod).reason is Reason.PENDING
+
+
+def test_a_bound_pod_that_kubelet_has_not_seen_yet_is_being_created() -> None:
+    pod = a_pod(ready=False)
+    del pod["status"]["containerStatuses"]
+
+    assert cause_of(pod).reason is Reason.CREATING

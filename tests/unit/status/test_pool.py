@@ -1,0 +1,83 @@
+"""The status of a pool: its plan, said. Pure: nothing is faked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from glm5_operator.api.pool import NPUPool
+from glm5_operator.plan.facts import Finding, Product
+from glm5_operator.plan.pool import PoolPlan
+from glm5_operator.status.pool import pool_status
+from tests.support.clock import at
+from tests.support.objects import condition
+
+POOL = {
+    "apiVersion": "glm5.dev/v1alpha1",
+    "kind": "NPUPool",
+    "metadata": {"name": "inference", "generation": 3},
+    "spec": {"role": "Inference", "nodeSelector": {"accelerator": "huawei-Ascend910"}},
+}
+PLAN = PoolPlan(
+    changes=(),
+    members=("npu-0", "npu-1"),
+    conflicts={},
+    product=Product.A2,
+    resource_name="huawei.com/Ascend910",
+    cards=16,
+    ready_cards=8,
+    held_cards=3,
+    stalled=None,
+    warnings=(),
+)
+
+
+def test_a_pool_with_cards_is_ready_and_counts_only_usable_ones_as_free() -> None:
+    found = pool_status(POOL, PLAN, (), at())
+
+    assert condition(found.status, "Ready")["status"] == "True"
+    assert found.status["cards"] == {"total": 16, "held": 3, "free": 5}
+    assert (found.status["nodes"], found.status["product"], found.status["resourceName"]) == (2, "A2", "huawei.com/Ascend910")
+
+
+def test_the_status_is_what_the_crd_has_fields_for() -> None:
+    found = pool_status(POOL, replace(PLAN, conflicts={"npu-9": ("training",)}), (), at())
+    read = NPUPool.parse({**POOL, "status": found.status})
+
+    assert read.status is not None
+    assert read.status.model_dump(mode="json", by_alias=True, exclude_unset=True) == found.status
+
+
+def test_a_pool_without_nodes_or_without_cards_says_what_to_look_at() -> None:
+    empty = pool_status(POOL, replace(PLAN, members=(), cards=0, ready_cards=0, held_cards=0), (), at())
+    bare = pool_status(POOL, replace(PLAN, cards=0, ready_cards=0, held_cards=0), (), at())
+
+    assert (condition(empty.status, "Stalled")["reason"], condition(bare.status, "Stalled")["reason"]) == ("NoNodes", "NoCards")
+    assert "device plugin" in condition(bare.status, "Stalled")["message"]
+
+
+def test_more_cards_held_than_usable_are_not_less_than_none_free() -> None:
+    assert pool_status(POOL, replace(PLAN, held_cards=12), (), at()).status["cards"]["free"] == 0
+
+
+def test_a_node_in_two_pools_is_named_with_the_other_pool() -> None:
+    found = pool_status(POOL, replace(PLAN, conflicts={"npu-9": ("training",), "npu-8": ("training", "lab")}), (), at())
+
+    assert found.status["conflicts"] == [{"node": "npu-8", "pool": "training"}, {"node": "npu-9", "pool": "training"}]
+    conflict = condition(found.status, "Conflict")
+    assert conflict["status"] == "True"
+    assert "node npu-8 and 1 more nodes" in conflict["message"]
+    assert condition(found.status, "Ready")["status"] == "True"
+
+
+def test_nodes_that_can_not_be_labelled_are_tried_again() -> None:
+    found = pool_status(POOL, PLAN, ("npu-0: 503",), at())
+
+    assert condition(found.status, "Reconciling")["reason"] == "NodeWriteFailed"
+    assert not found.stalled
+
+
+def test_what_the_plan_refuses_is_stalled_in_its_words() -> None:
+    found = pool_status(POOL, replace(PLAN, stalled=Finding("MixedProducts", "split the pool")), (), at())
+
+    assert found.stalled
+    assert condition(found.status, "Ready")["message"] == "split the pool"
