@@ -33,13 +33,14 @@ Group = tuple[str, ...]
 class _Entry:
     """One object. `raw` is without its resourceVersion, so that equal bytes mean nothing new."""
 
-    __slots__ = ("conditions", "group", "raw", "version")
+    __slots__ = ("conditions", "group", "node", "raw", "version")
 
-    def __init__(self, raw: bytes, version: str, group: Group | None, conditions: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, raw: bytes, version: str, group: Group | None, conditions: tuple[tuple[str, str], ...], node: str) -> None:
         self.raw = raw
         self.version = version
         self.group = group
         self.conditions = conditions
+        self.node = node
 
 
 class Cache:
@@ -48,6 +49,8 @@ class Cache:
     def __init__(self) -> None:
         self._entries: dict[str, dict[Key, _Entry]] = {kind.name: {} for kind in kinds.CACHED}
         self._groups: defaultdict[Group, set[Key]] = defaultdict(set)
+        self._held: defaultdict[str, dict[Key, Mapping[str, int]]] = defaultdict(dict)
+        self._news: Counter[str] = Counter()
         self._graves: OrderedDict[Key, int] = OrderedDict()
         self._service_of_label: dict[tuple[str, str], Key] = {}
 
@@ -86,6 +89,17 @@ class Cache:
         """
         return self._group(("pool", pool))
 
+    def held(self, node: str) -> Mapping[Key, Mapping[str, int]]:
+        """The cached pods on a node that haven't ended, each with the extended resources it asks for.
+
+        Counted as pods come and go: who plans a thousand services must not decode a thousand pods for each.
+        """
+        return self._held.get(node, {})
+
+    def version(self, kind: str) -> int:
+        """Grows with every news of that kind, so that what was computed from all of them can be kept until then."""
+        return self._news[kind]
+
     def service_of_label(self, namespace: str, label: str) -> Key | None:
         """Which GLM5Service the value of a `glm5.dev/service` label means; long names are hashed in it."""
         return self._service_of_label.get((namespace, label))
@@ -114,8 +128,12 @@ class Cache:
             old.version = version
             return False
         self._unlink(key, old)
-        entry = _Entry(raw, version, _group_of(key, metadata), _conditions_of(key.kind, resource))
+        node, held = _held_by(key.kind, resource)
+        entry = _Entry(raw, version, _group_of(key, metadata), _conditions_of(key.kind, resource), node)
         self._entries[key.kind][key] = entry
+        self._news[key.kind] += 1
+        if held:
+            self._held[node][key] = held
         if entry.group is not None:
             self._groups[entry.group].add(key)
         if key.kind == kinds.SERVICE.name:
@@ -158,6 +176,11 @@ class Cache:
     def _unlink(self, key: Key, entry: _Entry | None) -> None:
         if entry is None:
             return
+        self._news[key.kind] += 1
+        if entry.node in self._held:
+            self._held[entry.node].pop(key, None)
+            if not self._held[entry.node]:
+                del self._held[entry.node]
         if entry.group is not None:
             members = self._groups[entry.group]
             members.discard(key)
@@ -207,6 +230,20 @@ def _conditions_of(kind: str, resource: Mapping[str, Any]) -> tuple[tuple[str, s
     return tuple(
         (str(item.get("type")), str(item.get("status"))) for item in conditions if item.get("type") in {"Ready", "Stalled", "Reconciling"}
     )
+
+
+def _held_by(kind: str, resource: Mapping[str, Any]) -> tuple[str, Mapping[str, int]]:
+    """The node a pod is on, and what it keeps there from others until it is gone."""
+    spec, status = resource.get("spec") or {}, resource.get("status") or {}
+    node = str(spec.get("nodeName") or "") if kind == kinds.POD.name else ""
+    if not node or status.get("phase") in {"Failed", "Succeeded"}:
+        return "", {}
+    total: Counter[str] = Counter()
+    for container in spec.get("containers") or ():
+        resources = container.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        total.update({name: int(amount) for name, amount in asked.items() if "/" in name and str(amount).isdigit()})
+    return node, dict(total)
 
 
 def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
