@@ -21,6 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART_FILES = Path("charts/glm5-operator/files")
 KEEP = {"helm.sh/resource-policy": "keep"}
 BANNER = "Written by hack/generate.py; `make crds` writes it anew."
+BOUNDS = {
+    "minimum": "≥",
+    "maximum": "≤",
+    "minLength": "length ≥",
+    "maxLength": "length ≤",
+    "minItems": "items ≥",
+    "maxItems": "items ≤",
+}
 
 Json = dict[str, Any]
 
@@ -29,7 +37,7 @@ def main() -> int:
     """Write every generated file and remove those that nothing generates any more."""
     crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
     if not crds:
-        print("crds/ is empty: run `make crds`", file=sys.stderr)  # noqa: T201 - a command's output
+        print("crds/ is empty: run `make crds`", file=sys.stderr)
         return 1
     files = {
         **{CHART_FILES / "crds" / f"{crd['metadata']['name']}.yaml": chart_crd(crd) for crd in crds},
@@ -94,10 +102,12 @@ def _kind_section(spec: Json, version: Json) -> Iterator[str]:
         if part in schema["properties"]:
             yield f"### {names['kind']} {part}"
             yield _field_table(part, schema["properties"][part])
-    rules = list(_rules("", schema))
+    rules: dict[str, list[str]] = {}
+    for path, text in _rules("", schema):
+        rules.setdefault(text, []).append(f"`{path or '.'}`")
     if rules:
         yield f"### {names['kind']}: what the API server refuses"
-        yield "| at | message |\n| --- | --- |\n" + "\n".join(f"| `{path or '.'}` | {_cell(text)} |" for path, text in rules)
+        yield "| message | at |\n| --- | --- |\n" + "\n".join(f"| {_cell(text)} | {', '.join(at)} |" for text, at in rules.items())
     columns = version.get("additionalPrinterColumns", [])
     if columns:
         yield f"### {names['kind']} columns of `kubectl get`"
@@ -110,7 +120,10 @@ def _column(column: Json) -> str:
 
 
 def _field_table(prefix: str, schema: Json) -> str:
-    rows = [f"| `{path}` | {_type(node)} | {_limits(node, required)} | {_cell(node.get('description', ''))} |" for path, node, required in _fields(prefix, schema)]
+    rows = [
+        f"| `{path}` | {_type(node)} | {_limits(node, required)} | {_cell(node.get('description', ''))} |"
+        for path, node, required in _fields(prefix, schema)
+    ]
     return "| field | type | limits | meaning |\n| --- | --- | --- | --- |\n" + "\n".join(rows)
 
 
@@ -119,6 +132,8 @@ def _fields(prefix: str, schema: Json) -> Iterator[tuple[str, Json, bool]]:
     for name, node in schema.get("properties", {}).items():
         path = f"{prefix}.{name}"
         yield path, node, name in required
+        if node.get("x-kubernetes-preserve-unknown-fields"):
+            continue  # somebody else's schema, of which the CRD names only what its rules read
         yield from _fields(path, node)
         if node.get("type") == "array":
             yield from _fields(f"{path}[]", node.get("items", {}))
@@ -142,9 +157,7 @@ def _limits(node: Json, required: bool) -> str:
         words.append(f"default `{_plain(node['default'])}`")
     if "enum" in node:
         words.append("one of " + ", ".join(f"`{value}`" for value in node["enum"]))
-    for key, sign in (("minimum", "≥"), ("maximum", "≤"), ("minLength", "length ≥"), ("maxLength", "length ≤"), ("minItems", "items ≥"), ("maxItems", "items ≤")):
-        if key in node:
-            words.append(f"{sign} {node[key]}")
+    words += [f"{sign} {node[key]}" for key, sign in BOUNDS.items() if key in node]
     if "pattern" in node:
         words.append(f"matches `{_cell(node['pattern'])}`")
     return "; ".join(words)

@@ -15,6 +15,11 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Of objects outside namespaces. The colon (RBAC names may hold one) keeps a-b + c apart from a + b-c. */}}
+{{- define "glm5.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "glm5.fullname" .) -}}
+{{- end -}}
+
 {{- define "glm5.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "glm5.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -63,7 +68,9 @@ global.imageRegistry replaces the registry, also one that was written into the r
 {{- end -}}
 {{- $registry = $global -}}
 {{- end -}}
-{{- $tag := include "glm5.text" $image.tag -}}
+{{- /* From a values file every number arrives as a float, so 12e4 and 1.10 are already lost; --set keeps digits as they are. */}}
+{{- if kindIs "float64" $image.tag -}}{{- fail (printf "%s.tag: YAML reads it as a number; put it in quotes" .at) -}}{{- end -}}
+{{- $tag := $image.tag | default "" | toString -}}
 {{- $digest := $image.digest | default "" -}}
 {{- if hasPrefix "sha256:" $tag -}}
 {{- if $digest -}}{{- fail (printf "%s.tag holds a digest and %s.digest is set too: keep one" .at .at) -}}{{- end -}}
@@ -83,7 +90,10 @@ global.imageRegistry replaces the registry, also one that was written into the r
 {{- include "glm5.image" (dict "image" .Values.image "at" "image" "name" "glm5-operator" "root" .) -}}
 {{- end -}}
 
-{{/* What every pod of this chart shares: the operator, the clean-up hook, the test. */}}
+{{/*
+What every pod of this chart shares: the operator, the clean-up hook, the test.
+No service links: a Service named glm5-operator would add GLM5_OPERATOR_SERVICE_HOST and the like, which the operator's strict settings refuse.
+*/}}
 {{- define "glm5.podCommon" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
@@ -138,24 +148,26 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- if not (or $vllm.registry $vllm.repository) -}}
 {{- $vllm = merge (dict "registry" "quay.io") $vllm -}}
 {{- end -}}
-- name: GLM5_NAMESPACE
+- name: GLM5_OPERATOR_LEASE_NAMESPACE
   valueFrom:
     fieldRef:
       fieldPath: metadata.namespace
-- name: GLM5_POD_NAME
-  valueFrom:
-    fieldRef:
-      fieldPath: metadata.name
-- name: GLM5_LOG_LEVEL
+{{- with .Values.watchNamespaces }}
+- name: GLM5_OPERATOR_SCOPE_NAMESPACES
+  value: {{ join "," . | quote }}
+{{- end }}
+- name: GLM5_OPERATOR_LOG_LEVEL
   value: {{ .Values.logLevel | default "info" | quote }}
-- name: GLM5_CLUSTER_DOMAIN
+- name: GLM5_OPERATOR_LOG_FORMAT
+  value: {{ .Values.logFormat | default "text" | quote }}
+- name: GLM5_OPERATOR_SITE_CLUSTER_DOMAIN
   value: {{ .Values.clusterDomain | default "cluster.local" | quote }}
-- name: GLM5_IMAGE_NATIVE
+- name: GLM5_OPERATOR_SITE_NATIVE_IMAGE
   value: {{ include "glm5.image" (dict "image" $native "at" "engines.native.image" "name" "glm5-runtime" "root" .) | quote }}
-- name: GLM5_IMAGE_VLLM
+- name: GLM5_OPERATOR_SITE_VLLM_IMAGE
   value: {{ include "glm5.image" (dict "image" $vllm "at" "engines.vllm.image" "name" "ascend/vllm-ascend" "tag" "v0.23.0" "root" .) | quote }}
 {{- with $engines.pullPolicy }}
-- name: GLM5_IMAGE_PULL_POLICY
+- name: GLM5_OPERATOR_SITE_IMAGE_PULL_POLICY
   value: {{ . | quote }}
 {{- end }}
 {{- end -}}
@@ -169,5 +181,15 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   {{- else }}
   value: {{ include "glm5.text" .value | quote }}
   {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "glm5.resources" -}}
+{{- $resources := .Values.resources | default dict -}}
+{{- range $part := list "limits" "requests" }}
+{{- with get $resources $part }}
+{{ $part }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end -}}
