@@ -1,50 +1,272 @@
-"""The engine's face; the working one follows."""
+"""The engine: one thread that turns requests into tokens, and the thread-safe door to it.
+
+The server calls `submit`, `abort`, `stats` from its own thread; one queue leads in, the request's sink leads out. All else runs in
+the engine thread: take commands, schedule, compute, choose, deliver, again.
+
+What happens when something fails:
+- a request that can't be served gets an ERROR output (`checks`), and never meets a tensor;
+- logits that are not finite fail that request alone;
+- out of memory in a step fails the requests of that step; their pages and temporaries are free again, and the engine goes on;
+- a sink that raises loses its request;
+- anything else (a device fault, our own mistake) fails every unfinished request and ends the thread: `stats().alive` is False,
+  `submit` raises EngineDead, health falls, and the process is restarted. State on a device that has faulted can't be trusted.
+"""
 
 from __future__ import annotations
 
+import logging
+import random
+import threading
+import time
 from typing import TYPE_CHECKING
+
+import torch
+
+from glm5_runtime.engine import checks
+from glm5_runtime.engine.errors import EngineDead, QueueFull
+from glm5_runtime.engine.request import FinishReason, Output, Request, SamplingParams
+from glm5_runtime.engine.sequence import Sequence
+from glm5_runtime.engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from glm5_runtime.config import EngineConfig, ModelConfig
-    from glm5_runtime.engine.request import Output, Request
-    from glm5_runtime.engine.stats import EngineStats
+    from glm5_runtime.engine.runner import Chosen, Runner
+    from glm5_runtime.engine.scheduler import Scheduler, Step
+
+log = logging.getLogger(__name__)
+
+_WARM_UP = "warm-up"
 
 
 class Engine:
     """One model, one thread, many requests."""
 
-    model_config: ModelConfig
-    config: EngineConfig
-    max_model_len: int  # the smaller of the checkpoint's and the flag's
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        runner: Runner,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model_config = model_config
+        self.config = config
+        self.max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+        self._runner, self._scheduler, self._clock = runner, scheduler, clock
+        self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
+        self._thread: threading.Thread | None = None
+        # Everything below is shared with callers' threads and guarded by the condition.
+        self._wake = threading.Condition()
+        self._arrived: list[Sequence] = []
+        self._aborted: list[str] = []
+        self._unfinished = 0
+        self._stopping = False
+        self._ended = False
+        # Written by the engine thread, read by stats().
+        self._last_progress = clock()
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._warm_up_tokens = 0
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig) -> Engine:
         """Read the checkpoint and size the cache; raises ConfigError or WeightsError."""
-        raise NotImplementedError
+        from glm5_runtime.engine.load import load_engine  # noqa: PLC0415 - load builds an Engine, so it imports this module
+
+        return load_engine(model_dir, config)
 
     def start(self) -> None:
-        """Start the thread; its first act is a warm-up token, so readiness needs no request."""
-        raise NotImplementedError
+        """Start the thread. Its first act is a token of its own, so readiness needs no request and the first user no patience."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; unfinished requests get an ABORT output."""
-        raise NotImplementedError
+        """End the thread after the step under way; unfinished requests get an ABORT output."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._end_all(FinishReason.ABORT, "the engine was stopped before it started")
 
     def refusal(self, request: Request) -> str | None:
         """Why this request can't be served (too long, unknown token ids, senseless parameters), None when it can."""
-        raise NotImplementedError
+        return checks.refusal(request, self.model_config.vocab_size, self.max_model_len)
 
     def submit(self, request: Request, sink: Callable[[Output], None]) -> None:
         """Queue a request; `sink` is called from the engine thread. Raises QueueFull or EngineDead, nothing else."""
-        raise NotImplementedError
+        params = request.params
+        stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self.model_config.eos_token_ids
+        with self._wake:
+            if self._ended or self._stopping:
+                raise EngineDead("the engine has stopped and takes no requests; the process must be restarted")
+            if self._unfinished >= self.config.max_sequences + self.config.max_queue:
+                raise QueueFull(self.config.max_queue)
+            if self._unfinished == 0:
+                self._last_progress = self._clock()  # else an engine idle for long would look stuck
+            seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+            self._unfinished += 1
+            self._arrived.append(Sequence(request, sink, stop_ids, seed))
+            self._wake.notify()
 
     def abort(self, request_id: str) -> None:
-        """Give up a request: its pages are free before the next step, its last output says ABORT."""
-        raise NotImplementedError
+        """Give up a request: its pages are free before the next step, its last output says ABORT. Unknown ids are nothing."""
+        with self._wake:
+            self._aborted.append(request_id)
+            self._wake.notify()
 
     def stats(self) -> EngineStats:
         """A snapshot for health and metrics."""
-        raise NotImplementedError
+        running = len(self._scheduler.running)
+        return EngineStats(
+            running=running,
+            waiting=max(0, self._unfinished - running),
+            kv_usage=self._scheduler.pool.usage,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            last_progress=self._last_progress,
+            tokens_since_start=self._generation_tokens + self._warm_up_tokens,
+            alive=self._thread is not None and self._thread.is_alive() and not self._ended,
+            preemptions=self._scheduler.preemptions,
+        )
+
+    def _run(self) -> None:
+        """The thread: until stopped, or until something fails that isn't one request's own trouble."""
+        try:
+            with torch.inference_mode():
+                self._warm_up()
+                while self._take_commands():
+                    self._step()
+        except Exception as error:  # noqa: BLE001 - the last line of defence: whatever it was, every request must get an answer
+            log.exception("the engine has died; all requests fail and the process must be restarted")
+            self._end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
+        else:
+            self._end_all(FinishReason.ABORT, "the engine was stopped")
+
+    def _warm_up(self) -> None:
+        """One token through everything, in no statistics but `tokens_since_start`."""
+        request = Request(_WARM_UP, (0,), SamplingParams(max_tokens=1, temperature=0.0))
+        sequence = Sequence(request, lambda _: None, frozenset(), seed=0)
+        self._scheduler.add(sequence)
+        self._runner.run(self._scheduler.schedule())
+        self._scheduler.remove(sequence)
+        self._warm_up_tokens = 1
+        self._last_progress = self._clock()
+
+    def _take_commands(self) -> bool:
+        """Wait for something to do; take what callers left. False when the engine shall stop."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._stopping or self._arrived or self._aborted or self._scheduler.running or self._scheduler.waiting)
+            arrived, self._arrived = self._arrived, []
+            aborted, self._aborted = self._aborted, []
+            stopping = self._stopping
+        for sequence in arrived:
+            self._accept(sequence)
+        for request_id in aborted:
+            if sequence_found := self._scheduler.find(request_id):
+                self._finish(sequence_found, FinishReason.ABORT)
+        return not stopping
+
+    def _accept(self, sequence: Sequence) -> None:
+        problem = self.refusal(sequence.request)
+        if problem is None and self._scheduler.find(sequence.request.id) is not None:
+            problem = f"a request with id {sequence.request.id!r} is running; ids must be unique"
+        self._scheduler.add(sequence)
+        if problem is not None:
+            self._finish(sequence, FinishReason.ERROR, error=problem)
+        elif sequence.params.max_tokens == 0 and sequence.params.prompt_logprobs is None:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _step(self) -> None:
+        """One batch: schedule, compute, deliver."""
+        plan = self._scheduler.schedule()
+        if not plan:
+            return
+        try:
+            chosen = self._runner.run(plan)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            log.error("out of memory in a step of %d tokens: its %d requests fail", sum(step.count for step in plan), len(plan))
+            for step in plan:
+                self._finish(step.sequence, FinishReason.ERROR, error=f"out of memory: {error}; lower --max-batched-tokens or --max-sequences")
+            return
+        self._deliver(plan, chosen)
+        self._last_progress = self._clock()
+
+    def _deliver(self, plan: list[Step], chosen: list[Chosen]) -> None:
+        for step in plan:
+            sequence = step.sequence
+            if sequence.computed == sequence.prompt_length and not sequence.produced:
+                self._prompt_tokens += sequence.prompt_length
+                if sequence.params.max_tokens == 0:
+                    self._finish(sequence, FinishReason.LENGTH)
+        for choice in chosen:
+            self._advance(choice)
+
+    def _advance(self, choice: Chosen) -> None:
+        """Append the token, tell the client, and finish the sequence when it is the last."""
+        sequence = choice.sequence
+        if choice.broken is not None:
+            self._finish(sequence, FinishReason.ERROR, error=choice.broken)
+            return
+        sequence.append(choice.token)
+        self._generation_tokens += 1
+        reason = None
+        if choice.token in sequence.stop_ids and sequence.produced >= sequence.params.min_tokens:
+            reason = FinishReason.STOP
+        elif sequence.produced >= sequence.params.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._finish(sequence, reason, choice)
+        elif not _tell(sequence, choice, None):
+            self._release(sequence)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, choice: Chosen | None = None, error: str | None = None) -> None:
+        """Free what the sequence holds, then say the last word: who reads it finds the place free."""
+        self._release(sequence)
+        _tell(sequence, choice, reason, error)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        with self._wake:
+            self._unfinished -= 1
+
+    def _end_all(self, reason: FinishReason, error: str) -> None:
+        """Close the door, then answer everyone inside."""
+        with self._wake:
+            self._ended = True
+            arrived, self._arrived = self._arrived, []
+        for sequence in arrived:
+            self._scheduler.add(sequence)
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            if sequence.request.id != _WARM_UP:
+                self._finish(sequence, reason, error=error)
+
+
+def _tell(sequence: Sequence, choice: Chosen | None, reason: FinishReason | None, error: str | None = None) -> bool:
+    """Call the sink; False when it raises: nobody is listening any more, and that is no trouble of the others."""
+    is_first = sequence.produced <= 1 and sequence.params.prompt_logprobs is not None
+    output = Output(
+        request_id=sequence.request.id,
+        token=None if choice is None else choice.token,
+        logprob=None if choice is None else choice.logprob,
+        finish_reason=reason,
+        error=error,
+        prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and error is None and reason is not FinishReason.ABORT else None,
+    )
+    try:
+        sequence.sink(output)
+    except Exception:  # noqa: BLE001 - foreign code, any fault
+        log.exception("the listener of request %s failed; the request ends", sequence.request.id)
+        return False
+    return True
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """CPU and NPU raise plain RuntimeErrors for it, told apart only by their text."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower() or "can't allocate memory" in str(error)

@@ -28,7 +28,11 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """All layers' rows for `pages` pages of `page_size` tokens."""
+    """All layers' rows for `pages` pages of `page_size` tokens, and page 0 before them.
+
+    Page 0 belongs to nobody and stays zero. Padding reads it: a masked row weighs nothing, but nothing times another
+    request's NaN would be NaN.
+    """
 
     layers: tuple[LayerCache, ...]
     pages: int
@@ -36,10 +40,10 @@ class KVCache:
 
     @classmethod
     def allocate(cls, config: ModelConfig, pages: int, page_size: int, device: torch.device, dtype: torch.dtype) -> KVCache:
-        """Zeros, not empty: rows of padding are gathered (and masked), and must not hold NaN."""
+        """Zeros: page 0 must be, and the others may be read by a masked row before they are first written."""
 
         def rows(width: int) -> Tensor:
-            return torch.zeros(pages * page_size, width, device=device, dtype=dtype)
+            return torch.zeros((pages + 1) * page_size, width, device=device, dtype=dtype)
 
         layers = tuple(
             LayerCache(rows(config.kv_lora_rank), rows(config.qk_rope_head_dim), rows(config.index_head_dim) if kind == "full" else None)

@@ -1,0 +1,61 @@
+"""Whether a request can be served at all. Asked before a request meets tensors; nothing after this point may fail because of what it holds.
+
+The server asks through `Engine.refusal` to answer 400 early; the engine asks again for callers that didn't.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glm5_runtime.engine.request import Request, SamplingParams
+
+MAX_LOGPROBS = 1024
+"""More best tokens than anyone reads would make one request's answer larger than all others' together."""
+
+
+def refusal(request: Request, vocab_size: int, max_model_len: int) -> str | None:
+    """What is wrong with the request and what to change, or None."""
+    prompt, params = request.prompt, request.params
+    if not prompt:
+        return "the prompt has no tokens; send at least one"
+    if bad := next((token for token in prompt if not 0 <= token < vocab_size), None):
+        return f"the prompt holds token id {bad}, the vocabulary ends at {vocab_size - 1}"
+    if params.max_tokens < 0:
+        return f"max_tokens is {params.max_tokens}; use 0 or more"
+    if len(prompt) + params.max_tokens > max_model_len:
+        return (
+            f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}, together {len(prompt) + params.max_tokens};"
+            f" this model serves at most {max_model_len}: shorten the prompt or ask for at most {max(0, max_model_len - len(prompt))} tokens"
+        )
+    return _senseless(params) or _unknown_ids(params, vocab_size)
+
+
+def _senseless(params: SamplingParams) -> str | None:
+    """The first parameter outside its range, written so that NaN is outside too."""
+    ranges = (
+        ("temperature", params.temperature, 0.0, math.inf),
+        ("top_p", params.top_p, 0.0, 1.0),
+        ("min_p", params.min_p, 0.0, 1.0),
+        ("top_k", params.top_k, 0, math.inf),
+        ("min_tokens", params.min_tokens, 0, math.inf),
+        ("repetition_penalty", params.repetition_penalty, 1e-3, 1e3),
+        ("frequency_penalty", params.frequency_penalty, -1e3, 1e3),
+        ("presence_penalty", params.presence_penalty, -1e3, 1e3),
+        ("logprobs", params.logprobs or 0, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", params.prompt_logprobs or 0, 0, MAX_LOGPROBS),
+    )
+    for name, value, low, high in ranges:
+        if not (math.isfinite(value) and low <= value <= high):
+            return f"{name} is {value}; use a finite number" + (f" of at least {low}" if math.isinf(high) else f" from {low} to {high}")
+    return None
+
+
+def _unknown_ids(params: SamplingParams, vocab_size: int) -> str | None:
+    for name, ids in (("logit_bias", params.logit_bias.keys()), ("stop_token_ids", params.stop_token_ids)):
+        if unknown := sorted(token for token in ids if not 0 <= token < vocab_size):
+            return f"{name} names token ids outside the vocabulary (0 to {vocab_size - 1}): {unknown[:5]}"
+    if not all(math.isfinite(bias) for bias in params.logit_bias.values()):
+        return "logit_bias holds a value that is not finite; use numbers from -100 to 100"
+    return None
