@@ -1,6 +1,6 @@
 """Pods of a GLM5Service as kubelet and scheduler leave them, built from what a test cares about.
 
-`a_pod()` is a ready one. The words inside (reasons, messages) are those of Kubernetes 1.35.
+`a_pod()` is a ready one, with no more fields than the cache keeps. The words inside (reasons, messages) are those of Kubernetes 1.35.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ def a_pod(
         "name": "engine",
         "image": IMAGE,
         "resources": {"limits": {CARD: str(cards), "memory": "64Gi"}, "requests": {CARD: str(cards), "memory": "64Gi"}},
-        "startupProbe": {"periodSeconds": 10, "failureThreshold": 60},
     }
     spec: Json = {"containers": [engine], "nodeSelector": {"glm5.dev/pool": "inference"}}
     if scheduled is None and node:

@@ -31,20 +31,22 @@ _MISSING = re.compile(
 )
 
 
-def container_cause(state: Mapping[str, Any], pod: Mapping[str, Any], scheduled_at: datetime | None) -> Cause | None:
+def container_cause(state: Mapping[str, Any], pod: Mapping[str, Any], scheduled_at: datetime | None, startup: timedelta) -> Cause | None:
     """Why this container keeps its pod from being ready; None when it doesn't."""
     now_in = state.get("state") or {}
     if waiting := now_in.get("waiting"):
-        return _waiting(waiting, state, pod, scheduled_at)
+        return _waiting(waiting, state, pod, scheduled_at, startup)
     if ended := now_in.get("terminated"):
         is_init = any(item["name"] == state["name"] for item in pod["spec"].get("initContainers") or ())
-        return None if is_init and ended.get("exitCode") == 0 else _ended(ended, state, pod)
+        return None if is_init and ended.get("exitCode") == 0 else _ended(ended, state, pod, startup)
     if "running" in now_in and not state.get("ready") and not _is_sidecar_done(state, pod):
-        return _running(now_in["running"], state, pod, scheduled_at)
+        return _running(now_in["running"], state, pod, scheduled_at, startup)
     return None
 
 
-def _waiting(waiting: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str, Any], since: datetime | None) -> Cause:
+def _waiting(
+    waiting: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str, Any], since: datetime | None, startup: timedelta
+) -> Cause:
     word, said = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if word in {
         "ErrImagePull",
@@ -60,10 +62,10 @@ def _waiting(waiting: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[
     if word == "CreateContainerConfigError":
         return _config_error(said, since)
     if word == "CrashLoopBackOff":
-        return _ended((state.get("lastState") or {}).get("terminated") or {}, state, pod)
+        return _ended((state.get("lastState") or {}).get("terminated") or {}, state, pod, startup)
     if word in {"ContainerCreating", "PodInitializing", ""}:
         if last := (state.get("lastState") or {}).get("terminated"):
-            return _ended(last, state, pod)
+            return _ended(last, state, pod, startup)
         name = pod["metadata"]["name"]
         message = f"container {state['name']} is being created; if this stays, `kubectl describe pod {name}` names what it waits for"
         return Cause(Reason.CREATING, message, since)
@@ -92,7 +94,7 @@ def _config_error(said: str, since: datetime | None) -> Cause:
     return Cause(Reason.CONTAINER_CONFIG, f"the container's configuration is refused: {said}; change spec.podTemplate", since)
 
 
-def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str, Any]) -> Cause:
+def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str, Any], startup: timedelta) -> Cause:
     """The container is down, or comes up again after it was."""
     restarts = int(state.get("restartCount") or 0)
     hopeless = restarts >= HOPELESS_RUNS and not _was_ready_in(ended, pod)
@@ -102,11 +104,10 @@ def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str,
         limit = _memory_limit(name, pod)
         message = f"container {name} needed more than its memory limit of {limit}, restarts: {restarts}; raise spec.model.memory"
         return Cause(Reason.OUT_OF_MEMORY, message, since, hopeless)
-    window = _startup_window(name, pod)
     # Kubelet ends a container whose start-up probe failed too often by SIGTERM (an engine may answer with 0), then SIGKILL.
-    if code in {0, 137, 143} and window and _lasted(ended) >= window and not _was_ready_in(ended, pod):
+    if code in {0, 137, 143} and startup and _lasted(ended) >= startup and not _was_ready_in(ended, pod):
         message = (
-            f"container {name} was not up within its start-up window of {int(window.total_seconds())} s (restarts: {restarts}); "
+            f"container {name} was not up within its start-up window of {int(startup.total_seconds())} s (restarts: {restarts}); "
             f"see why loading is slow, or raise spec.startup.timeout{_log_tail(ended)}"
         )
         return Cause(Reason.STARTUP_TIMEOUT, message, since, hopeless)
@@ -116,7 +117,9 @@ def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str,
     return Cause(Reason.ENGINE_CRASHING, message, since, hopeless)
 
 
-def _running(running: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str, Any], scheduled_at: datetime | None) -> Cause:
+def _running(
+    running: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str, Any], scheduled_at: datetime | None, startup: timedelta
+) -> Cause:
     name, started_at = state["name"], moment(running.get("startedAt"))
     if state.get("started") and _turned_unready_after(started_at, pod):
         message = (
@@ -124,11 +127,10 @@ def _running(running: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[
         )
         return Cause(Reason.ENGINE_NOT_READY, message, moment(_ready(pod).get("lastTransitionTime")))
     if last := (state.get("lastState") or {}).get("terminated"):
-        return _ended(last, state, pod)
+        return _ended(last, state, pod, startup)
     if any(item["name"] == name for item in pod["spec"].get("initContainers") or ()):
         return Cause(Reason.CREATING, f"init container {name} is at work; the engine starts after it", started_at or scheduled_at)
-    window = _startup_window(name, pod)
-    limit = f"; it has {int(window.total_seconds())} s for that" if window else ""
+    limit = f"; it has {int(startup.total_seconds())} s for that" if startup else ""
     doing = "is up and has yet to produce its first token" if state.get("started") else f"is loading the model{limit}"
     return Cause(Reason.LOADING, f"container {name} {doing}", started_at or scheduled_at)
 
@@ -171,13 +173,6 @@ def _image(state: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
 
 def _memory_limit(name: str, pod: Mapping[str, Any]) -> str:
     return str(((_spec(name, pod).get("resources") or {}).get("limits") or {}).get("memory") or "the node's memory")
-
-
-def _startup_window(name: str, pod: Mapping[str, Any]) -> timedelta | None:
-    probe = _spec(name, pod).get("startupProbe")
-    if not probe:
-        return None
-    return timedelta(seconds=probe.get("initialDelaySeconds", 0) + probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10))
 
 
 def _log_tail(ended: Mapping[str, Any]) -> str:

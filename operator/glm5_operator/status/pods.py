@@ -7,6 +7,7 @@ has already said that a token was produced and progress is being made.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from glm5_operator.api import names
@@ -30,7 +31,6 @@ class PodState:
         ready: it may get requests.
         leaving: it is being deleted, or has ended for good; it no longer counts as a replica.
         terminating: it is being deleted and may still hold cards and finish its requests.
-        holds: the countable resources that it keeps from others: what it asks for, from the time it has a node until it is gone.
         cause: why it isn't ready; None when it is, or when it leaves.
     """
 
@@ -40,38 +40,24 @@ class PodState:
     ready: bool
     leaving: bool
     terminating: bool
-    holds: Mapping[str, int]
     cause: Cause | None
 
 
-def pod_state(pod: Mapping[str, Any]) -> PodState:
-    """Read one pod."""
+def pod_state(pod: Mapping[str, Any], startup: timedelta = timedelta(0)) -> PodState:
+    """Read one pod. `startup` is the time a container has for its start; zero when it isn't known."""
     status = pod.get("status") or {}
-    scheduled = bool((pod.get("spec") or {}).get("nodeName"))
     terminating = bool(pod["metadata"].get("deletionTimestamp"))
     ended = status.get("phase") in {"Failed", "Succeeded"}
     ready = not (terminating or ended) and is_true(pod, "Ready")
     return PodState(
         name=pod["metadata"]["name"],
         revision=(pod["metadata"].get("labels") or {}).get(names.REVISION_LABEL, ""),
-        scheduled=scheduled,
+        scheduled=bool((pod.get("spec") or {}).get("nodeName")),
         ready=ready,
         leaving=terminating or ended,
         terminating=terminating,
-        holds=held_by(pod) if scheduled and not ended else {},
-        cause=None if ready or terminating else _cause(pod),
+        cause=None if ready or terminating else _cause(pod, startup),
     )
-
-
-def held_by(pod: Mapping[str, Any]) -> dict[str, int]:
-    """The extended resources (`vendor/name`, always whole numbers) that the pod's containers ask for together."""
-    total: dict[str, int] = {}
-    for container in pod["spec"]["containers"]:
-        resources = container.get("resources") or {}
-        for name, amount in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
-            if "/" in name and str(amount).isdigit():
-                total[name] = total.get(name, 0) + int(amount)
-    return total
 
 
 def is_true(pod: Mapping[str, Any], kind: str) -> bool:
@@ -85,7 +71,7 @@ def condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
     return next((item for item in conditions if item.get("type") == kind), None)
 
 
-def _cause(pod: Mapping[str, Any]) -> Cause:
+def _cause(pod: Mapping[str, Any], startup: timedelta) -> Cause:
     status = pod.get("status") or {}
     if status.get("phase") == "Failed":
         return _failed(pod)
@@ -96,12 +82,12 @@ def _cause(pod: Mapping[str, Any]) -> Cause:
     if scheduled.get("status") != "True":
         reason, message = read_unschedulable(str(scheduled["message"]), pod)
         return Cause(reason, message, moment(scheduled.get("lastTransitionTime")) or created)
-    return _on_a_node(pod, moment(scheduled.get("lastTransitionTime")) or created)
+    return _on_a_node(pod, moment(scheduled.get("lastTransitionTime")) or created, startup)
 
 
-def _on_a_node(pod: Mapping[str, Any], scheduled_at: datetime | None) -> Cause:
+def _on_a_node(pod: Mapping[str, Any], scheduled_at: datetime | None, startup: timedelta) -> Cause:
     for state in _container_states(pod):
-        if cause := container_cause(state, pod, scheduled_at):
+        if cause := container_cause(state, pod, scheduled_at, startup):
             return cause
     ready = condition(pod, "Ready") or {}
     node = pod["spec"].get("nodeName", "?")

@@ -31,7 +31,10 @@ def read_unschedulable(message: str, pod: Mapping[str, Any]) -> tuple[Reason, st
     if found := _CLAIM_MISSING.search(said):
         return Reason.VOLUME_MISSING, f"create PersistentVolumeClaim {found[1]} in this namespace, or change spec.model.source"
     if _CLAIM_UNBOUND.search(said):
-        return Reason.VOLUME_UNBOUND, f"{_claims(pod)} is not bound to a volume: check its StorageClass and size (scheduler: {said})"
+        return (
+            Reason.VOLUME_UNBOUND,
+            f"the PersistentVolumeClaim in spec.model.source is not bound: check its StorageClass and size (scheduler: {said})",
+        )
     short = [name for _, name in _INSUFFICIENT.findall(said)]
     if cards := [name for name in short if name not in _CLASSIC]:
         wanted = ", ".join(f"{asked.get(name, '?')} {name}" for name in cards)
@@ -42,14 +45,14 @@ def read_unschedulable(message: str, pod: Mapping[str, Any]) -> tuple[Reason, st
         wanted = ", ".join(f"{name} {asked.get(name, '?')}" for name in short)
         return Reason.INSUFFICIENT_RESOURCES, f"no node of the pool has {wanted} free; ask for less in spec.podTemplate (scheduler: {said})"
     if _VOLUME_NODE.search(said):
-        return Reason.UNSCHEDULABLE, f"the volume of {_claims(pod)} can't be used on any free node of the pool (scheduler: {said})"
+        return Reason.UNSCHEDULABLE, f"the volume behind spec.model.source can't be used on any free node of the pool (scheduler: {said})"
     if _CORDONED.search(said) or (_TAINT.search(said)):
         return (
             Reason.NO_MATCHING_NODE,
             f"the pool's nodes are cordoned or tainted: uncordon them or tolerate the taint in podTemplate (scheduler: {said})",
         )
     if _NO_MATCH.search(said):
-        selector = ", ".join(f"{key}={value}" for key, value in sorted((pod.get("spec", {}).get("nodeSelector") or {}).items()))
+        selector = ", ".join(f"{key}={value}" for key, value in sorted((pod["spec"].get("nodeSelector") or {}).items()))
         return (
             Reason.NO_MATCHING_NODE,
             f"no node carries {selector}: see the pool's status and spec.podTemplate's node selector (scheduler: {said})",
@@ -62,9 +65,3 @@ def requested(pod: Mapping[str, Any]) -> dict[str, str]:
     containers = pod["spec"]["containers"]
     resources = containers[0].get("resources") or {}
     return {str(name): str(value) for name, value in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items()}
-
-
-def _claims(pod: Mapping[str, Any]) -> str:
-    volumes = pod.get("spec", {}).get("volumes") or ()
-    names = [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
-    return "PersistentVolumeClaim " + ", ".join(names) if names else "a volume"

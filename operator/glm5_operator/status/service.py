@@ -10,7 +10,7 @@ a GitOps tool that waits for health would otherwise wait for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from glm5_operator.api import names
@@ -43,11 +43,13 @@ class Observed:
     Attributes:
         deployment: the service's Deployment; None before it exists.
         pods: all pods of the service, of any revision.
+        held: the extended resources that its pods on nodes hold, ending pods included.
         card_holders: `namespace/name` of other services' pods on the pool's cards; only asked for when cards are short.
     """
 
     deployment: Mapping[str, Any] | None
     pods: Sequence[Mapping[str, Any]] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
     card_holders: tuple[str, ...] = ()
 
 
@@ -58,19 +60,6 @@ class WriteFault:
     reason: str
     message: str
     retryable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Writes:
-    """What this pass did to the children.
-
-    Attributes:
-        outdated: the Deployment was just written, so what was observed of it and its pods is older than what is wanted.
-        faults: refused or failed writes.
-    """
-
-    outdated: bool = False
-    faults: tuple[WriteFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +89,6 @@ class _Facts:
     observed: bool
     rolled_out: bool
     live: tuple[PodState, ...]
-    ending: tuple[PodState, ...]
     current: tuple[PodState, ...]
     old: tuple[PodState, ...]
     causes: tuple[Cause, ...]
@@ -120,10 +108,15 @@ class _Facts:
         return counts and not self.old and self.observed and self.rolled_out
 
 
-def service_status(service: Mapping[str, Any], plan: ServicePlan, observed: Observed, writes: Writes, now: datetime) -> Report:
-    """Compute the status. `service` is the object as the API server gave it, with its previous status."""
+def service_status(
+    service: Mapping[str, Any], plan: ServicePlan, observed: Observed, faults: Sequence[WriteFault], now: datetime
+) -> Report:
+    """Compute the status. `service` is the object as the API server gave it; `faults` are this pass's failed writes.
+
+    `observed` must be no older than this pass's own writes, or the old Deployment would vouch for the new plan.
+    """
     facts = _facts(service, plan, observed)
-    verdict = _verdict(plan, facts, writes, now)
+    verdict = _verdict(plan, facts, faults, now)
     ready = verdict[0]
     explained = (_planned(plan), _pods_scheduled(facts), _engine_ready(facts))
     previous = service.get("status") or {}
@@ -148,7 +141,7 @@ _ON_THE_WAY = frozenset({"Applying", "RollingOut", "RolloutPaused", "ScalingToZe
 def _facts(service: Mapping[str, Any], plan: ServicePlan, observed: Observed) -> _Facts:
     deployment = observed.deployment
     revision = plan.revision or _revision_of(deployment)
-    states = tuple(pod_state(pod) for pod in observed.pods)
+    states = tuple(pod_state(pod, plan.startup) for pod in observed.pods)
     current = tuple(pod for pod in states if not pod.leaving and pod.revision == revision)
     # Ended pods hold nothing; terminating ones of an older revision still finish requests and hold their cards.
     old = tuple(pod for pod in states if pod.revision != revision and (pod.terminating or not pod.leaving))
@@ -164,7 +157,6 @@ def _facts(service: Mapping[str, Any], plan: ServicePlan, observed: Observed) ->
         observed=_is_observed(deployment),
         rolled_out=_is_rolled_out(deployment),
         live=tuple(pod for pod in states if not pod.leaving),
-        ending=tuple(pod for pod in states if pod.terminating),
         current=current,
         old=old,
         causes=tuple(_with_holders(cause, observed) for cause in causes),
@@ -172,16 +164,16 @@ def _facts(service: Mapping[str, Any], plan: ServicePlan, observed: Observed) ->
     )
 
 
-def _verdict(plan: ServicePlan, facts: _Facts, writes: Writes, now: datetime) -> tuple[Condition, ...]:
+def _verdict(plan: ServicePlan, facts: _Facts, faults: Sequence[WriteFault], now: datetime) -> tuple[Condition, ...]:
     """Ready, Reconciling and Stalled. The order of the questions is the rule."""
     if plan.stalled:
         kept = f"; {facts.ready} pods of the previous plan keep serving" if facts.ready else ""
         return c.stuck(plan.stalled.reason, plan.stalled.message + kept)
-    if writes.faults:
-        fault = min(writes.faults, key=lambda item: (item.retryable, item.reason, item.message))
+    if faults:
+        fault = min(faults, key=lambda item: (item.retryable, item.reason, item.message))
         return c.on_its_way(fault.reason, fault.message) if fault.retryable else c.stuck(fault.reason, fault.message)
-    if writes.outdated or not facts.observed:
-        return c.on_its_way("Applying", "the Deployment was written and its controller has yet to act on it", Truth.UNKNOWN)
+    if not facts.observed:
+        return c.on_its_way("Applying", "the Deployment's controller has yet to act on what was written", Truth.UNKNOWN)
     if facts.desired == 0:
         return _scaled_to_zero(facts)
     if facts.complete:
@@ -265,7 +257,7 @@ def _fields(previous: Mapping[str, Any], plan: ServicePlan, observed: Observed, 
         "replicas": len(facts.live),
         "readyReplicas": facts.ready,
         "updatedReplicas": len(facts.current),
-        "cardsHeld": sum(pod.holds.get(resource, 0) for pod in (*facts.live, *facts.ending)) if resource else None,
+        "cardsHeld": observed.held.get(resource, 0) if resource else None,
         "revision": facts.revision or None,
         "selector": _selector(plan, observed) or kept.get("selector"),
         "endpoint": plan.endpoint or kept.get("endpoint"),

@@ -38,16 +38,17 @@ TAIL = " preemption: 0/3 nodes are available: 1 No preemption victims found for 
             Reason.VOLUME_MISSING,
             "create PersistentVolumeClaim weights",
         ),
-        ("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found", Reason.VOLUME_UNBOUND, "weights"),
-        ("0/2 nodes are available: 2 node(s) had volume node affinity conflict.", Reason.UNSCHEDULABLE, "weights"),
+        (
+            "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
+            Reason.VOLUME_UNBOUND,
+            "spec.model.source",
+        ),
+        ("0/2 nodes are available: 2 node(s) had volume node affinity conflict.", Reason.UNSCHEDULABLE, "spec.model.source"),
         ("0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints.", Reason.UNSCHEDULABLE, "topology spread"),
     ],
 )
 def test_what_is_short_is_named(message: str, reason: Reason, says: str) -> None:
-    pod = a_pod(scheduled=message)
-    pod["spec"]["volumes"] = [{"name": "model", "persistentVolumeClaim": {"claimName": "weights"}}]
-
-    found, sentence = read_unschedulable(message, pod)
+    found, sentence = read_unschedulable(message, a_pod(scheduled=message))
 
     assert (found, says in sentence) == (reason, True)
     assert "preemption" not in sentence
