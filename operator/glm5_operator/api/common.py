@@ -36,16 +36,13 @@ def parse_duration(text: str) -> timedelta:
     if match is None or not text:
         raise ValueError("must be whole numbers with a unit of h, m, s or ms, largest first, for example 300s or 1h30m")
     hours, minutes, seconds, millis = (int((part or "0").rstrip("hms")) for part in match.groups())
-    try:
-        return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=millis)
-    except OverflowError as error:
-        raise ValueError("is too long") from error
+    return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=millis)
 
 
 def format_duration(value: timedelta) -> str:
-    """Write a duration in seconds where it is whole seconds, else in milliseconds."""
-    millis = value // timedelta(milliseconds=1)
-    return f"{millis // 1000}s" if millis % 1000 == 0 else f"{millis}ms"
+    """Write a duration in seconds, and milliseconds where it isn't whole."""
+    seconds, millis = divmod(value // timedelta(milliseconds=1), 1000)
+    return f"{seconds}s{millis}ms" if millis else f"{seconds}s"
 
 
 def _duration(value: object) -> timedelta:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import JsonValue, WithJsonSchema
 
-from .rules import POD_RULES, validations
+from .rules import IMAGE_RULES, POD_RULES, validations
 
 
 def _text(limit: int) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def _strings(keys: int) -> dict[str, Any]:
 _CONTAINERS: Final = {
     "type": "array",
     "maxItems": 16,
-    "items": {**_open(name=_text(63), image=_text(512)), "required": ["name"]},
+    "items": {**_open(name=_text(63), image={**_text(512), **validations(*IMAGE_RULES)}), "required": ["name"]},
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["name"],
 }

@@ -83,9 +83,6 @@ _RESERVED_ENV = (API_KEY_ENV, "VLLM_API_KEY", "ASCEND_VISIBLE_DEVICES", "ASCEND_
 
 def _pod_rules() -> tuple[Rule, ...]:
     """Rules of a podTemplate; the CRD describes just the fields they read, so the rest of a pod passes unseen."""
-    spec = "self.?spec"
-    containers = "[" + ", ".join(f"{spec}.?{name}.orValue([])" for name in ("containers", "initContainers")) + "]"
-    every_image = f"{containers}.all(list, list.all(c, !has(c.image) || {{0}}))"
     return (
         Rule(
             "pod-no-node-name",
@@ -107,11 +104,6 @@ def _pod_rules() -> tuple[Rule, ...]:
             "!has(self.spec) || !has(self.spec.restartPolicy) || self.spec.restartPolicy == 'Always'",
             "spec.restartPolicy must be Always (or absent): a service's pods are kept running",
         ),
-        Rule(
-            "pod-images-pinned",
-            every_image.format(f"(c.image.{_IS_REFERENCE} && c.image.{_IS_PINNED} && (c.image.{_HAS_DIGEST} || !c.image.{_IS_LATEST}))"),
-            "each container image needs a version or date tag or a digest; `latest` and no tag are refused",
-        ),
     )
 
 
@@ -122,7 +114,6 @@ def _service_rules() -> tuple[Rule, ...]:
             "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",
             "metadata.name must be at most 63 lower-case letters, digits and dashes, start with a letter and end with a letter or digit: "
             "Services and labels are named after it",
-            ".metadata.name",
         ),
         Rule(
             "pool-held",
@@ -183,8 +174,8 @@ def _service_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "speculative-batch",
-            "!has(self.context) || !has(self.context.maxBatchedTokens) || !has(self.context.maxSequences) || "
-            "self.context.maxBatchedTokens >= self.context.maxSequences * (1 + self.?speculative.?tokens.orValue(0))",
+            "!has(self.speculative) || self.speculative.tokens == 0 || !has(self.context) || !has(self.context.maxBatchedTokens) || "
+            "!has(self.context.maxSequences) || self.context.maxBatchedTokens >= self.context.maxSequences * (1 + self.speculative.tokens)",
             "context.maxBatchedTokens must be at least maxSequences x (1 + speculative.tokens), or running sequences wait for each other",
             ".context.maxBatchedTokens",
         ),
@@ -327,7 +318,6 @@ def _pool_rules() -> tuple[Rule, ...]:
             "pool-name",
             f"self.metadata.name.matches('^{_LABEL}$') && self.metadata.name.size() <= 63",
             f"metadata.name must be at most 63 lower-case letters, digits and dashes: nodes carry it as the value of {POOL_LABEL}",
-            ".metadata.name",
         ),
         Rule(
             "pool-selects-one-way",
@@ -373,3 +363,4 @@ RULES: Final = {
 """All rules by id."""
 
 POD_RULES: Final = tuple(rule.id for rule in _pod_rules())
+IMAGE_RULES: Final = ("image-form", "image-pinned", "image-not-latest", "image-version", "image-digest")

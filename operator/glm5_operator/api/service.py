@@ -13,7 +13,7 @@ from . import names
 from .common import ApiObject, Condition, Duration, Model, Quantity, StatusModel, quantity_bytes
 from .known import KNOWN_MODELS, LONGEST_CONTEXT
 from .podtemplate import PodTemplate
-from .rules import validations
+from .rules import IMAGE_RULES, validations
 
 WeightsForm = Literal["bf16", "w8a8", "w4a8", "w8a8c8", "w4a8c8"]
 EngineName = Literal["native", "vllm"]
@@ -77,7 +77,7 @@ class EngineSpec(Model):
             Field(
                 min_length=1,
                 max_length=512,
-                json_schema_extra=validations("image-form", "image-pinned", "image-not-latest", "image-version", "image-digest"),
+                json_schema_extra=validations(*IMAGE_RULES),
             ),
         ]
         | None
