@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path  # noqa: TC003 - pydantic resolves annotations at run time
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 ARCHITECTURE = "glm_moe_dsa"
 _NATIVE_ONLY = "the native engine reads bf16, fp16 or fp32 weights; use such a checkpoint or `engine: {name: vllm}`"
@@ -218,7 +221,7 @@ def _derive_layers(raw: dict[str, Any], values: dict[str, Any], layers: int, fau
     values["indexer_types"] = tuple("full" if max(i - offset + 1, 0) % frequency == 0 else "shared" for i in range(layers))
 
 
-def _say(fault: Any) -> str:
+def _say(fault: ErrorDetails) -> str:
     """One pydantic fault with its remedy."""
     if fault["type"] == "missing":
         return "missing; take config.json and generation_config.json from the checkpoint's own release"
@@ -240,7 +243,7 @@ class EngineConfig(BaseModel):
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
-        description="Type of weights and cache. auto: the checkpoint's own on an accelerator, float32 on a CPU (few CPUs multiply bf16 fast).",
+        description="Type of weights and cache. auto: the checkpoint's own on an accelerator, float32 on a CPU, where bf16 is slow.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus answer, tokens. Default: the checkpoint's limit. Lower it to save cache."
@@ -260,6 +263,6 @@ class EngineConfig(BaseModel):
     def _every_sequence_can_decode(self) -> Self:
         if self.max_batched_tokens < self.max_sequences:
             raise ValueError(
-                f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}: some would never be computed"
+                f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}: some would starve"
             )
         return self

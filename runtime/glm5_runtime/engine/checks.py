@@ -25,9 +25,10 @@ def refusal(request: Request, vocab_size: int, max_model_len: int) -> str | None
     if params.max_tokens < 0:
         return f"max_tokens is {params.max_tokens}; use 0 or more"
     if len(prompt) + params.max_tokens > max_model_len:
+        room = max(0, max_model_len - len(prompt))
         return (
             f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}, together {len(prompt) + params.max_tokens};"
-            f" this model serves at most {max_model_len}: shorten the prompt or ask for at most {max(0, max_model_len - len(prompt))} tokens"
+            f" this model serves at most {max_model_len}: shorten the prompt or ask for at most {room} tokens"
         )
     return _senseless(params) or _unknown_ids(params, vocab_size)
 

@@ -141,7 +141,7 @@ class Engine:
                 self._warm_up()
                 while self._take_commands():
                     self._step()
-        except Exception as error:  # noqa: BLE001 - the last line of defence: whatever it was, every request must get an answer
+        except Exception as error:  # the last line of defence: whatever it was, every request must get an answer
             log.exception("the engine has died; all requests fail and the process must be restarted")
             self._end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
         else:
@@ -160,7 +160,7 @@ class Engine:
     def _take_commands(self) -> bool:
         """Wait for something to do; take what callers left. False when the engine shall stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping or self._arrived or self._aborted or self._scheduler.running or self._scheduler.waiting)
+            self._wake.wait_for(lambda: self._stopping or self._arrived or self._aborted or self._scheduler.has_work)
             arrived, self._arrived = self._arrived, []
             aborted, self._aborted = self._aborted, []
             stopping = self._stopping
@@ -192,8 +192,9 @@ class Engine:
             if not _is_out_of_memory(error):
                 raise
             log.error("out of memory in a step of %d tokens: its %d requests fail", sum(step.count for step in plan), len(plan))
+            message = f"out of memory: {error}; lower --max-batched-tokens or --max-sequences"
             for step in plan:
-                self._finish(step.sequence, FinishReason.ERROR, error=f"out of memory: {error}; lower --max-batched-tokens or --max-sequences")
+                self._finish(step.sequence, FinishReason.ERROR, error=message)
             return
         self._deliver(plan, chosen)
         self._last_progress = self._clock()
@@ -261,7 +262,7 @@ def _tell(sequence: Sequence, choice: Chosen | None, reason: FinishReason | None
     )
     try:
         sequence.sink(output)
-    except Exception:  # noqa: BLE001 - foreign code, any fault
+    except Exception:  # foreign code, any fault
         log.exception("the listener of request %s failed; the request ends", sequence.request.id)
         return False
     return True

@@ -67,8 +67,8 @@ def _adjust(row: Tensor, sequence: Sequence) -> None:
         row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if sequence.produced and (params.frequency_penalty != 0.0 or params.presence_penalty != 0.0):
         answer = torch.tensor(sequence.tokens[sequence.prompt_length :], device=row.device)
-        produced, counts = answer.unique(return_counts=True)
-        row[produced] -= params.frequency_penalty * counts + params.presence_penalty
+        counts = torch.bincount(answer, minlength=row.shape[0])
+        row -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
     if params.logit_bias:
         row[torch.tensor(list(params.logit_bias), device=row.device)] += torch.tensor(list(params.logit_bias.values()), device=row.device)
     if sequence.produced < params.min_tokens:

@@ -41,6 +41,11 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._max_batched_tokens = max_batched_tokens
 
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is unfinished."""
+        return bool(self.running or self.waiting)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self.waiting.append(sequence)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from glm5_runtime.model.indexer import Indexer, Selection, Selector
-from glm5_runtime.model.norm import RMSNorm
+from glm5_runtime.model.indexer import Indexer, Selection, StepContext
+from glm5_runtime.model.layers import Linear, RMSNorm
 
 if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
-    from glm5_runtime.model.batch import Batch, Group
+    from glm5_runtime.model.batch import Group
     from glm5_runtime.model.cache import LayerCache
     from glm5_runtime.ops.interface import OperatorSet
 
@@ -30,62 +30,43 @@ class Attention(nn.Module):
         self.heads, self.nope, self.rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
         self.latent, self.value = config.kv_lora_rank, config.v_head_dim
         self.scale = (self.nope + self.rope) ** -0.5
-        self.q_a_proj = nn.Linear(config.hidden_size, config.q_lora_rank, bias=False)
+        self.q_a_proj = Linear(config.hidden_size, config.q_lora_rank)
         self.q_a_layernorm = RMSNorm(config.q_lora_rank, config.latent_norm_eps, ops)
-        self.q_b_proj = nn.Linear(config.q_lora_rank, self.heads * (self.nope + self.rope), bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(config.hidden_size, self.latent + self.rope, bias=False)
+        self.q_b_proj = Linear(config.q_lora_rank, self.heads * (self.nope + self.rope))
+        self.kv_a_proj_with_mqa = Linear(config.hidden_size, self.latent + self.rope)
         self.kv_a_layernorm = RMSNorm(self.latent, config.latent_norm_eps, ops)
-        self.kv_b_proj = nn.Linear(self.latent, self.heads * (self.nope + self.value), bias=False)
-        self.o_proj = nn.Linear(self.heads * self.value, config.hidden_size, bias=False)
+        self.kv_b_proj = Linear(self.latent, self.heads * (self.nope + self.value))
+        self.o_proj = Linear(self.heads * self.value, config.hidden_size)
         self.indexer = Indexer(config, layer, ops) if config.indexer_types[layer] == "full" else None
 
-    def forward(
-        self,
-        x: Tensor,  # [N, hidden]
-        rotary: tuple[Tensor, Tensor],
-        cache: LayerCache,
-        batch: Batch,
-        shared: list[Selection],
-        select: Selector | None,
-    ) -> tuple[Tensor, list[Selection]]:
-        """Attend and return the output [N, hidden] with the selection used, for the layers that share it."""
+    def forward(self, x: Tensor, context: StepContext, cache: LayerCache, shared: list[Selection]) -> tuple[Tensor, list[Selection]]:
+        """[N, hidden] → [N, hidden], and the selection used, for the layers that share it (`shared` is the last full layer's)."""
         resident = self.q_a_layernorm(self.q_a_proj(x))
         query = self.q_b_proj(resident).view(-1, self.heads, self.nope + self.rope)
-        query_nope, query_rope = query.split((self.nope, self.rope), dim=-1)
-        query_rope = self.ops.rotate(query_rope, *rotary)
-        self._remember(x, rotary, cache, batch)
-        selection = shared if self.indexer is None else self.indexer(x, resident, rotary, cache, batch, select)
-        w_uk, w_uv = self.kv_b_proj.weight.view(self.heads, self.nope + self.value, self.latent).split((self.nope, self.value), dim=1)
+        query_nope, query_rope = query[..., : self.nope], self.ops.rotate(query[..., self.nope :], *context.rotary)
+        self._remember(x, context, cache)
+        selection = shared if self.indexer is None else self.indexer(x, resident, context, cache)
+        expand = self.kv_b_proj.weight.view(self.heads, self.nope + self.value, self.latent)
+        w_uk, w_uv = expand[:, : self.nope], expand[:, self.nope :]
         query_latent = torch.matmul(query_nope.transpose(0, 1), w_uk).transpose(0, 1)  # [N, H, L]
-        mixed = torch.cat(
-            [
-                self._attend(query_latent, query_rope, cache, group, chosen)
-                for group, chosen in zip(batch.groups, selection, strict=True)
-            ]
-        )
+        groups = zip(context.batch.groups, selection, strict=True)
+        mixed = torch.cat([self._attend(query_latent, query_rope, cache, group, chosen) for group, chosen in groups])
         output = torch.matmul(mixed.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)  # [N, H, V]
         return self.o_proj(output.flatten(1)), selection
 
-    def _remember(self, x: Tensor, rotary: tuple[Tensor, Tensor], cache: LayerCache, batch: Batch) -> None:
+    def _remember(self, x: Tensor, context: StepContext, cache: LayerCache) -> None:
         """Write the step's tokens before anyone reads: a token attends to itself."""
-        latent, key_rope = self.kv_a_proj_with_mqa(x).split((self.latent, self.rope), dim=-1)
-        cache.latent[batch.slots] = self.kv_a_layernorm(latent)
-        cache.rope[batch.slots] = self.ops.rotate(key_rope.unsqueeze(1), *rotary).squeeze(1)
+        both = self.kv_a_proj_with_mqa(x)
+        cache.latent[context.batch.slots] = self.kv_a_layernorm(both[:, : self.latent])
+        cache.rope[context.batch.slots] = self.ops.rotate(both[:, self.latent :].unsqueeze(1), *context.rotary).squeeze(1)
 
     def _attend(self, query_latent: Tensor, query_rope: Tensor, cache: LayerCache, group: Group, chosen: Selection) -> Tensor:
         """One group's queries against the chosen cache rows only, [B·Q, H, L]."""
-        shape = group.positions.shape
         if chosen is None:
             rows, visible = group.slots.unsqueeze(1), group.visible
         else:
-            rows = group.slots.unsqueeze(1).expand(-1, shape[1], -1).gather(-1, chosen)
+            rows = group.slots.unsqueeze(1).expand(-1, chosen.shape[1], -1).gather(-1, chosen)
             visible = chosen <= group.positions.unsqueeze(-1)
-        mixed = self.ops.attend(
-            query_latent[group.rows].unflatten(0, shape),
-            query_rope[group.rows].unflatten(0, shape),
-            cache.latent[rows],
-            cache.rope[rows],
-            visible,
-            self.scale,
-        )
-        return mixed.flatten(0, 1)
+        latent, key_rope = cache.latent[rows], cache.rope[rows]
+        query = group.of(query_latent), group.of(query_rope)
+        return self.ops.attend(*query, latent, key_rope, visible=visible, scale=self.scale).flatten(0, 1)

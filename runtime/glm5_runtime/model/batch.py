@@ -46,6 +46,15 @@ class Group:
     visible: Tensor
     positions: Tensor  # [B, Q] int64
 
+    @property
+    def context(self) -> int:
+        """T: tokens of the longest context."""
+        return self.slots.shape[1]
+
+    def of(self, x: Tensor) -> Tensor:
+        """This group's part of a per-token tensor: [N, ...] → [B, Q, ...]."""
+        return x[self.rows].view(*self.positions.shape, *x.shape[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

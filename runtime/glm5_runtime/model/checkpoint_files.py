@@ -51,7 +51,7 @@ class Checkpoint:
 
     def _add(self, path: Path) -> None:
         try:
-            opened = safe_open(path, framework="pt", device="cpu")
+            opened: Any = safe_open(path, framework="pt", device="cpu")
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"{path}: not a complete safetensors file ({error}); {_AGAIN}") from error
         self._open[path] = opened

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from glm5_runtime.model.attention import Attention
+from glm5_runtime.model.indexer import StepContext
+from glm5_runtime.model.layers import Embedding, Linear, RMSNorm
 from glm5_runtime.model.moe import MLP, MoE
-from glm5_runtime.model.norm import RMSNorm
 from glm5_runtime.model.rope import rotary_angles
 
 if TYPE_CHECKING:
@@ -34,17 +35,9 @@ class DecoderLayer(nn.Module):
         dense = config.mlp_layer_types[layer] == "dense"
         self.mlp = MLP(config.hidden_size, config.intermediate_size, ops) if dense else MoE(config, ops)
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        cache: LayerCache,
-        batch: Batch,
-        shared: list[Selection],
-        select: Selector | None,
-    ) -> tuple[Tensor, list[Selection]]:
+    def forward(self, x: Tensor, context: StepContext, cache: LayerCache, shared: list[Selection]) -> tuple[Tensor, list[Selection]]:
         """[N, hidden] → [N, hidden] and the token selection for layers that share it."""
-        attended, selection = self.self_attn(self.input_layernorm(x), rotary, cache, batch, shared, select)
+        attended, selection = self.self_attn(self.input_layernorm(x), context, cache, shared)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), selection
 
@@ -55,10 +48,10 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, ops: OperatorSet) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ops) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
@@ -66,11 +59,14 @@ class Decoder(nn.Module):
         """Hidden states after the final norm, [N, hidden]; writes the tokens' cache rows. `select` overrides the choice of tokens."""
         x = self.embed_tokens(batch.tokens)
         rotary = rotary_angles(batch.positions, self.config.rope_theta, self.config.qk_rope_head_dim)
+        context = StepContext(batch, rotary, select)
         selection: list[Selection] = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x, selection = layer(x, rotary, layer_cache, batch, selection, select)
-        return self.norm(x)
+            x, selection = layer(x, context, layer_cache, selection)
+        hidden: Tensor = self.norm(x)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, hidden] → [M, vocabulary] fp32."""
-        return self.lm_head(hidden).float()
+        logits: Tensor = self.lm_head(hidden)
+        return logits.float()

@@ -5,12 +5,13 @@ Attention layers with a full indexer call it; layers that share reuse the choice
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from glm5_runtime.model.norm import LayerNorm
+from glm5_runtime.model.layers import LayerNorm, Linear
 
 if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
@@ -29,6 +30,15 @@ class Selector(Protocol):
         """Scores [B, Q, T] fp32 with -inf where invisible → positions [B, Q, k] int64, visible ones first."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What every layer of a step needs: the batch, the rotary angles of its tokens ([N, R/2] each), who selects (None: the operators)."""
+
+    batch: Batch
+    rotary: tuple[Tensor, Tensor]
+    select: Selector | None
+
+
 class Indexer(nn.Module):
     """Scores every visible token with a few small heads: queries from the query latent, one key a token."""
 
@@ -37,37 +47,26 @@ class Indexer(nn.Module):
         self.layer, self.ops = layer, ops
         self.heads, self.size, self.rope = config.index_n_heads, config.index_head_dim, config.qk_rope_head_dim
         self.topk = config.index_topk
-        self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.size, bias=False)
-        self.wk = nn.Linear(config.hidden_size, self.size, bias=False)
+        self.wq_b = Linear(config.q_lora_rank, self.heads * self.size)
+        self.wk = Linear(config.hidden_size, self.size)
         self.k_norm = LayerNorm(self.size, 1e-6, ops)
-        self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False, dtype=torch.float32)
+        self.weights_proj = Linear(config.hidden_size, self.heads, dtype=torch.float32)
 
-    def forward(
-        self,
-        x: Tensor,  # [N, hidden]
-        query_latent: Tensor,  # [N, q_lora_rank] after its norm
-        rotary: tuple[Tensor, Tensor],
-        cache: LayerCache,
-        batch: Batch,
-        select: Selector | None,
-    ) -> list[Selection]:
-        """Write this layer's index keys, then choose for every group of the batch."""
+    def forward(self, x: Tensor, query_latent: Tensor, context: StepContext, cache: LayerCache) -> list[Selection]:
+        """Write this layer's index keys, then choose for every group: x [N, hidden], query_latent [N, q_lora_rank] after its norm."""
         assert cache.index is not None, "a full layer has an index cache"
-        keys = self._rotate(self.k_norm(self.wk(x)).unsqueeze(1), rotary).squeeze(1)
-        cache.index[batch.slots] = keys
-        if all(group.slots.shape[1] <= self.topk for group in batch.groups):
+        batch, rotary = context.batch, context.rotary
+        cache.index[batch.slots] = self._rotate(self.k_norm(self.wk(x)).unsqueeze(1), rotary).squeeze(1)
+        if all(group.context <= self.topk for group in batch.groups):
             return [None] * len(batch.groups)
         query = self._rotate(self.wq_b(query_latent).view(-1, self.heads, self.size), rotary)
         weights = self.weights_proj(x.float())
-        return [self._choose(query, weights, cache.index, group, select) for group in batch.groups]
+        return [self._choose(query, weights, cache.index, group, context.select) for group in batch.groups]
 
     def _choose(self, query: Tensor, weights: Tensor, keys: Tensor, group: Group, select: Selector | None) -> Selection:
-        if group.slots.shape[1] <= self.topk:
+        if group.context <= self.topk:
             return None
-        shape = group.positions.shape
-        scores = self.ops.index_scores(
-            query[group.rows].unflatten(0, shape), weights[group.rows].unflatten(0, shape), keys[group.slots], group.visible
-        )
+        scores = self.ops.index_scores(group.of(query), group.of(weights), keys[group.slots], group.visible)
         return self.ops.select_tokens(scores, self.topk) if select is None else select(self.layer, group, scores, self.topk)
 
     def _rotate(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from glm5_runtime.model.layers import Linear
 from glm5_runtime.ops.reference import Routing
 
 if TYPE_CHECKING:
@@ -23,12 +24,13 @@ class MLP(nn.Module):
     def __init__(self, hidden: int, inner: int, ops: OperatorSet) -> None:
         super().__init__()
         self.ops = ops
-        self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
+        self.gate_up_proj = Linear(hidden, 2 * inner)
+        self.down_proj = Linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, hidden] → [N, hidden]."""
-        return self.down_proj(self.ops.swiglu(self.gate_up_proj(x)))
+        output: Tensor = self.down_proj(self.ops.swiglu(self.gate_up_proj(x)))
+        return output
 
 
 class Router(nn.Module):
@@ -71,4 +73,5 @@ class MoE(nn.Module):
         """[N, hidden] → [N, hidden]."""
         chosen, weights = self.ops.route(self.gate(x), self.gate.e_score_correction_bias, self.routing)
         routed = self.ops.run_experts(x, self.experts.gate_up_proj, self.experts.down_proj, chosen, weights)
-        return routed + self.shared_experts(x)
+        shared: Tensor = self.shared_experts(x)
+        return routed + shared

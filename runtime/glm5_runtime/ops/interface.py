@@ -36,7 +36,7 @@ class OperatorSet(Protocol):
         """The k best per row, ties to the lower index."""
 
     def attend(
-        self, query_latent: Tensor, query_rope: Tensor, latent: Tensor, key_rope: Tensor, visible: Tensor, scale: float
+        self, query_latent: Tensor, query_rope: Tensor, latent: Tensor, key_rope: Tensor, *, visible: Tensor, scale: float
     ) -> Tensor:
         """Absorbed latent attention."""
 

@@ -25,17 +25,17 @@ class Routing:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., n], weight [n] → x's dtype. The weight multiplies after rounding, as the model was trained."""
+    """Root-mean-square norm, x [..., n], weight [n] → x's dtype. The weight multiplies after rounding, as the model was trained."""
     return weight * functional.rms_norm(x.float(), weight.shape, eps=eps).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """x [..., n] → x's dtype."""
+    """Layer norm, x [..., n], weight and bias [n] → x's dtype."""
     return functional.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [N, heads, R] of pairs (even, odd); cos, sin [N, R/2] fp32 → [N, heads, R], first all evens, then all odds.
+    """Rotary embedding: x [N, heads, R] of pairs (even, odd); cos, sin [N, R/2] fp32 → [N, heads, R], first all evens, then all odds.
 
     Queries and keys leave in the same order, so their dot products are those of the interleaved form, without the
     shuffle back. fp32 because a sine off by 1e-3 moves logits by percents at long contexts.
@@ -66,7 +66,7 @@ def select_tokens(scores: Tensor, k: int) -> Tensor:
     return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
 
 
-def attend(query_latent: Tensor, query_rope: Tensor, latent: Tensor, key_rope: Tensor, visible: Tensor, scale: float) -> Tensor:
+def attend(query_latent: Tensor, query_rope: Tensor, latent: Tensor, key_rope: Tensor, *, visible: Tensor, scale: float) -> Tensor:
     """Attention in latent space, softmax in fp32; the latent is key and value at once.
 
     query_latent [B, Q, H, L] already multiplied by W_UK, query_rope [B, Q, H, R], visible [B, Q, K] bool with at least
@@ -112,7 +112,7 @@ def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weight
     counts = torch.bincount(chosen.flatten(), minlength=gate_up.shape[0]).tolist()
     parts = [
         functional.linear(swiglu(functional.linear(part, gate_up[expert])), down[expert])
-        for expert, part in enumerate(x[by_expert // k].split(counts))
+        for expert, part in enumerate(torch.split(x[by_expert // k], counts))
         if part.shape[0]
     ]
     sums = torch.empty_like(by_expert).scatter_(0, by_expert, torch.arange(by_expert.shape[0], device=x.device))
