@@ -27,7 +27,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-@given(st.integers(min_value=0, max_value=10**12))
+@given(st.integers(min_value=0, max_value=10**11))
 def test_a_duration_survives_being_written_and_read(millis: int) -> None:
     value = timedelta(milliseconds=millis)
     assert parse_duration(format_duration(value)) == value
