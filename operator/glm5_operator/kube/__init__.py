@@ -6,6 +6,7 @@ Controllers use these names; nothing below `controllers` imports this package.
 from glm5_operator.kube.apply import Applier
 from glm5_operator.kube.cache import Cache
 from glm5_operator.kube.events import Events
+from glm5_operator.kube.parts import Controllers, Parts
 from glm5_operator.kube.types import ApiFailure, Applied, Key, Manifest, Outcome, OutcomeKind, Reconciler, Resource, key_of
 
 __all__ = [
@@ -13,11 +14,13 @@ __all__ = [
     "Applied",
     "Applier",
     "Cache",
+    "Controllers",
     "Events",
     "Key",
     "Manifest",
     "Outcome",
     "OutcomeKind",
+    "Parts",
     "Reconciler",
     "Resource",
     "key_of",

@@ -104,6 +104,10 @@ class Cache:
         """Which GLM5Service the value of a `glm5.dev/service` label means; long names are hashed in it."""
         return self._service_of_label.get((namespace, label))
 
+    def services_using(self, pool: str) -> tuple[Key, ...]:
+        """Keys of the GLM5Services whose spec names this pool."""
+        return tuple(sorted(self._groups.get(("uses", pool), ())))
+
     def condition_counts(self) -> Mapping[tuple[str, ...], float]:
         """(kind, condition, status) → objects, for the metrics."""
         counts: Counter[tuple[str, ...]] = Counter()
@@ -129,7 +133,7 @@ class Cache:
             return False
         self._unlink(key, old)
         node, held = _held_by(key.kind, resource)
-        entry = _Entry(raw, version, _group_of(key, metadata), _conditions_of(key.kind, resource), node)
+        entry = _Entry(raw, version, _group_of(key, resource), _conditions_of(key.kind, resource), node)
         self._entries[key.kind][key] = entry
         self._news[key.kind] += 1
         if held:
@@ -209,8 +213,11 @@ def _number(version: str) -> int:
     return int(version) if version.isdigit() else 0
 
 
-def _group_of(key: Key, metadata: Mapping[str, Any]) -> Group | None:
-    labels = metadata.get("labels") or {}
+def _group_of(key: Key, resource: Mapping[str, Any]) -> Group | None:
+    if key.kind == kinds.SERVICE.name:
+        pool = (resource.get("spec") or {}).get("pool")
+        return ("uses", pool) if pool else None
+    labels = resource["metadata"].get("labels") or {}
     if key.kind == kinds.POD.name:
         label = labels.get(names.SERVICE_LABEL)
         return ("service", key.namespace, label) if label else None
@@ -218,7 +225,7 @@ def _group_of(key: Key, metadata: Mapping[str, Any]) -> Group | None:
         pool = labels.get(names.POOL_LABEL)
         return ("pool", pool) if pool else None
     if key.kind in _CHILD_KINDS:
-        owner = controller_of({"metadata": metadata})
+        owner = controller_of(resource)
         return ("owner", str(owner["uid"])) if owner else None
     return None
 

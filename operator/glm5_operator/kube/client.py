@@ -53,25 +53,26 @@ async def load_configuration(kubeconfig: str | None = None) -> Configuration:
 
 
 class Client:
-    """Requests with metrics, timeouts and a guard before each write.
+    """Requests with metrics, timeouts and a guard before each write."""
 
-    `guard` raises NotLeaderError when this process may no longer write; it is asked immediately before the request is sent.
-    """
-
-    def __init__(self, configuration: Configuration, settings: Api, metrics: Metrics, guard: Callable[[], None] | None = None) -> None:
+    def __init__(self, configuration: Configuration, settings: Api, metrics: Metrics) -> None:
         configuration.connection_pool_maxsize = settings.connections
         self._api = ApiClient(configuration)
         self._api.user_agent = names.FIELD_MANAGER
         self._timeout = aiohttp.ClientTimeout(total=settings.request_timeout, sock_connect=settings.connect_timeout)
         self._page = settings.page_size
         self._metrics = metrics
-        self._guard = guard
+        self._guard: Callable[[], None] | None = None
         self._retired: list[aiohttp.ClientSession] = []
 
     @property
     def configuration(self) -> Configuration:
         """Server and credentials, for the watches' own session."""
         return self._api.configuration
+
+    def guard_writes(self, guard: Callable[[], None]) -> None:
+        """Ask `guard` immediately before each write is sent; it raises NotLeaderError when this process may no longer write."""
+        self._guard = guard
 
     async def close(self) -> None:
         """Close all connections."""

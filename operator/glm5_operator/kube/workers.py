@@ -109,7 +109,7 @@ class Workers:
         except TimeoutError:
             log.warning("%s: a reconcile took longer than %g s and was ended", key, self._timeout)
             return Outcome.retry("Timeout"), "error"
-        except Exception as error:  # noqa: BLE001 - a bug met by one object must not stop the work on all others; it is logged with its trace
+        except Exception as error:  # a bug met by one object must not stop the work on all others; it is logged with its trace
             log.exception("%s: reconcile failed", key)
             return Outcome.retry(f"InternalError: {type(error).__name__}: {error}"), "error"
         log.debug("%s: %s %s", key, outcome.kind, outcome.reason)
@@ -121,7 +121,7 @@ class Workers:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._give_up(key, reason, datetime.now(UTC))
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # as above
             log.exception("%s: could not be told that it was given up", key)
 
     def _report(self) -> None:

@@ -1,0 +1,40 @@
+"""What is handed across the border between wiring and controllers: parts in, reconcilers out.
+
+`app` makes Parts; `controllers.build(parts)` answers with Controllers. Holds data only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from datetime import datetime
+
+    from glm5_operator.kube.apply import Applier
+    from glm5_operator.kube.cache import Cache
+    from glm5_operator.kube.events import Events
+    from glm5_operator.kube.types import Key, Reconciler
+    from glm5_operator.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What controllers are built from."""
+
+    cache: Cache
+    applier: Applier
+    events: Events
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Controllers:
+    """Who reconciles which kind (by its name, e.g. `GLM5Service`), and who is told when an object's budget of failures is used up.
+
+    `give_up(key, reason, now)` should say so in the object's status (Stalled); the queue leaves the object alone until an event.
+    """
+
+    reconcilers: Mapping[str, Reconciler]
+    give_up: Callable[[Key, str, datetime], Awaitable[None]] | None = None
