@@ -1,7 +1,7 @@
-"""Writes what is said once in code and needed elsewhere: the chart's CRDs and roles, and the API page.
+"""Writes what is said once in code and needed elsewhere: the chart's CRDs and roles, the API and settings pages.
 
 Run by `make crds` after `glm5_operator.api.schema` wrote crds/; `make verify` runs it and requires an empty diff.
-It must not decide anything: sources are crds/*.yaml and `glm5_operator.kube.rights`.
+It must not decide anything: sources are crds/*.yaml, `glm5_operator.kube.rights` and `glm5_operator.settings`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from glm5_operator import settings
 from glm5_operator.kube import rights
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def main() -> int:
         **{CHART_FILES / "crds" / f"{crd['metadata']['name']}.yaml": chart_crd(crd) for crd in crds},
         **{CHART_FILES / "rbac" / f"{name}.yaml": role_rules(table) for name, table in rights.TABLES.items()},
         Path("docs/api.md"): api_page(crds),
+        Path("docs/settings.md"): settings.docs_table(),
     }
     for folder in ("crds", "rbac"):
         for old in (ROOT / CHART_FILES / folder).glob("*.yaml"):
@@ -69,7 +71,6 @@ def role_rules(table: Iterable[rights.Right]) -> str:
             f"# {right.why}",
             f"- apiGroups: {_flow(right.groups)}",
             f"  resources: {_flow(right.resources)}",
-            *([f"  resourceNames: {_flow(right.names)}"] if right.names else []),
             f"  verbs: {_flow(right.verbs)}",
         ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,80 @@
+"""What the operator may do in a cluster: the one table from which the chart's roles are written (hack/generate.py).
+
+A request that isn't listed here is refused by the API server; tests/api/chart runs the operator under exactly these rights. Data only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from glm5_operator.kube import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from glm5_operator.kube.kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One rule of a role.
+
+    Attributes:
+        groups: API groups, "" for the core group.
+        resources: plural names, with subresources as `plural/name`.
+        verbs: what may be done.
+        why: what in the code needs it; becomes the comment above the rule.
+    """
+
+    groups: tuple[str, ...]
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    why: str
+
+
+_READ: Final = ("get", "list", "watch")
+
+
+def _right(kind: Kind, verbs: tuple[str, ...], why: str, *, subresource: str = "") -> Right:
+    plural = f"{kind.plural}/{subresource}" if subresource else kind.plural
+    return Right((kind.group,), (plural,), verbs, why)
+
+
+CLUSTER: Final = (
+    _right(kinds.SERVICE, _READ, "Services to plan; the operator never writes their spec."),
+    _right(kinds.SERVICE, ("patch",), "Conditions and resolved values.", subresource="status"),
+    _right(
+        kinds.SERVICE,
+        ("update",),
+        "Owner references that block the owner's deletion, where the cluster checks them.",
+        subresource="finalizers",
+    ),
+    _right(kinds.POOL, _READ, "Pools to plan."),
+    _right(kinds.POOL, ("patch",), "Counts, conflicts and conditions.", subresource="status"),
+    _right(kinds.NODE, (*_READ, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
+    _right(kinds.POD, _READ, "Why a pod isn't ready, and which cards it holds. No logs, no exec, no writing."),
+    *(_right(kind, (*_READ, "create", "patch", "delete"), f"Children of services: {kind.name}.") for kind in kinds.CHILDREN),
+    _right(kinds.EVENT, ("create",), "Events on services and pools, in the object's namespace."),
+)
+"""Everywhere."""
+
+NAMESPACE: Final = (_right(kinds.LEASE, ("get", "create", "update"), "The lease that says which operator is active."),)
+"""In the operator's own namespace."""
+
+CLEANUP_CLUSTER: Final = (
+    _right(kinds.POOL, ("get", "list"), "Pools whose nodes are to be released."),
+    _right(kinds.NODE, ("get", "list", "patch"), "Taking the operator's label and taint off."),
+)
+"""Of the hook that runs before `helm uninstall`, everywhere."""
+
+CLEANUP_NAMESPACE: Final = NAMESPACE
+"""Of the same hook: it takes the lease, so that the operator can't put back what it takes off."""
+
+TABLES: Final[Mapping[str, tuple[Right, ...]]] = {
+    "cluster": CLUSTER,
+    "namespace": NAMESPACE,
+    "cleanup-cluster": CLEANUP_CLUSTER,
+    "cleanup-namespace": CLEANUP_NAMESPACE,
+}
+"""By the name of the chart's file that holds the rules."""
