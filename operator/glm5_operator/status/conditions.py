@@ -75,6 +75,17 @@ def stuck(reason: str, message: str) -> tuple[Condition, ...]:
     )
 
 
+def gave_up(resource: Mapping[str, Any], reason: str, now: datetime) -> dict[str, Any]:
+    """The object's status as it is, with the news that the operator stopped trying until something changes."""
+    previous = resource.get("status") or {}
+    message = f"stopped trying after many failures, the last being {reason}; it is tried again when the object or what it refers to changes"
+    verdict = stuck("GaveUp", message)
+    told = {condition.type for condition in verdict}
+    old = previous.get("conditions") or ()
+    conditions = dated(verdict, old, resource["metadata"]["generation"], now) + [dict(item) for item in old if item.get("type") not in told]
+    return {**previous, "conditions": conditions}
+
+
 def dated(conditions: Iterable[Condition], previous: Sequence[Mapping[str, Any]], generation: int, now: datetime) -> list[dict[str, Any]]:
     """Conditions as JSON in the order given; the transition time moves only when the status flips.
 

@@ -40,8 +40,8 @@ def pool_status(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str], 
         "product": plan.product.value if plan.product else None,
         "resourceName": plan.resource_name,
         "nodes": len(plan.members),
-        "cards": {"total": plan.cards, "held": plan.held_cards, "free": max(0, plan.ready_cards - plan.held_cards)},
-        "conflicts": [{"node": node, "pool": pools[0]} for node, pools in sorted(plan.conflicts.items())][:MOST_CONFLICTS],
+        "cards": {"total": plan.cards, "held": plan.held_cards, "free": plan.free_cards},
+        "conflicts": [{"node": node, "pool": owner} for node, owner in sorted(plan.conflicts.items())][:MOST_CONFLICTS],
         "conditions": c.dated((*verdict, _conflict(plan)), previous.get("conditions") or (), generation, now),
     }
     status = {name: value for name, value in fields.items() if value is not None and value != []}
@@ -53,8 +53,6 @@ def _verdict(plan: PoolPlan, faults: Sequence[str]) -> tuple[Condition, ...]:
         return c.stuck(plan.stalled.reason, plan.stalled.message)
     if faults:
         return c.on_its_way("NodeWriteFailed", f"{len(faults)} nodes can't be labelled, to be tried again: {min(faults)}")
-    if not plan.members:
-        return c.stuck("NoNodes", "no node matches spec.nodeSelector, or another pool has them all: correct the selector, or label nodes")
     if not plan.cards:
         what = plan.resource_name or "Ascend cards"
         return c.stuck("NoCards", f"{len(plan.members)} nodes offer no {what}: see that the device plugin runs on them")
@@ -66,7 +64,7 @@ def _conflict(plan: PoolPlan) -> Condition:
     """Abnormal-true: the pool works with the nodes it has, but somebody's selectors overlap."""
     if not plan.conflicts:
         return Condition(CONFLICT, Truth.FALSE, "NoConflict", "")
-    node, pools = min(plan.conflicts.items())
+    node, owner = min(plan.conflicts.items())
     more = f" and {len(plan.conflicts) - 1} more nodes" if len(plan.conflicts) > 1 else ""
-    message = f"node {node}{more} matches spec.nodeSelector of pool {', '.join(pools)} too: make the selectors exclusive"
+    message = f"node {node}{more} belongs to pool {owner}, which selects it too: make the selectors exclusive"
     return Condition(CONFLICT, Truth.TRUE, "NodeInTwoPools", message)

@@ -35,6 +35,9 @@ HOPELESS_FAILED_PODS = 3
 
 MOST_HOLDERS = 3
 
+ORDINARY_REASONS = frozenset({"Applying", "RollingOut", "RolloutPaused", "ScalingToZero", *ORDINARY})
+"""Reasons for not being Ready that pass by themselves when all goes well."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -64,18 +67,16 @@ class WriteFault:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The status, and what follows from it for the queue and for Events.
+    """The status, and what follows from it for the queue.
 
     Attributes:
         status: the whole `.status`.
         look_again: when time alone turns a cause into Stalled; None when only events can change the status.
-        trouble: what keeps the service from serving beyond an ordinary start; None when nothing does.
         stalled: the status says Stalled.
     """
 
     status: dict[str, Any]
     look_again: datetime | None
-    trouble: Cause | c.Condition | None
     stalled: bool
 
 
@@ -117,7 +118,6 @@ def service_status(
     """
     facts = _facts(service, plan, observed)
     verdict = _verdict(plan, facts, faults, now)
-    ready = verdict[0]
     explained = (_planned(plan), _pods_scheduled(facts), _engine_ready(facts))
     previous = service.get("status") or {}
     generation = service["metadata"]["generation"]
@@ -126,16 +126,7 @@ def service_status(
         "conditions": c.dated((*verdict, *explained), previous.get("conditions") or (), generation, now),
     }
     stalled = verdict[2].status is Truth.TRUE
-    ordinary = ready.reason in ORDINARY or ready.reason in _ON_THE_WAY
-    return Report(
-        status=status,
-        look_again=None if stalled else next_deadline(facts.causes, now),
-        trouble=None if ready.status is Truth.TRUE or (ordinary and not stalled) else ready,
-        stalled=stalled,
-    )
-
-
-_ON_THE_WAY = frozenset({"Applying", "RollingOut", "RolloutPaused", "ScalingToZero"})
+    return Report(status, None if stalled else next_deadline(facts.causes, now), stalled)
 
 
 def _facts(service: Mapping[str, Any], plan: ServicePlan, observed: Observed) -> _Facts:

@@ -1,0 +1,47 @@
+"""Controllers: one file a kind, each observe → plan → apply → report, with no other logic.
+
+Built by `app` through `build`, called by the queue's workers. Effects only through `kube`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glm5_operator.api import names
+from glm5_operator.controllers.facts import Facts
+from glm5_operator.controllers.pool import PoolController
+from glm5_operator.controllers.service import ServiceController
+from glm5_operator.kube import Controllers, kinds
+from glm5_operator.plan.facts import Site
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from glm5_operator.kube import Key, Parts, Resource
+    from glm5_operator.settings import Settings
+
+__all__ = ["build", "site"]
+
+
+def site(settings: Settings) -> Site:
+    """The operator-wide defaults of planning, from the settings."""
+    chosen = settings.site
+    images = {"native": chosen.native_image, "vllm": chosen.vllm_image}
+    return Site(images, chosen.cluster_domain, chosen.image_pull_policy)
+
+
+def build(parts: Parts) -> Controllers:
+    """All controllers of this operator."""
+
+    async def daemon_sets() -> list[Resource]:
+        return [item async for page, _ in parts.client.pages(kinds.DAEMON_SET) for item in page]
+
+    facts = Facts(parts.cache, site(parts.settings))
+    services = ServiceController(parts.cache, parts.applier, parts.events, facts)
+    pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets)
+    by_kind: dict[str, ServiceController | PoolController] = {names.SERVICE_KIND: services, names.POOL_KIND: pools}
+
+    async def give_up(key: Key, reason: str, now: datetime) -> None:
+        await by_kind[key.kind].give_up(key, reason, now)
+
+    return Controllers(by_kind, give_up)

@@ -1,0 +1,119 @@
+"""Gathers from the cache what planning may know: pools, their nodes, and the cards that pods hold there.
+
+Used by the controllers. What many objects share (parsed pools, read nodes) is kept until the cache has news of it, because a
+thousand services of one pool would otherwise read its nodes a thousand times.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from glm5_operator.api import names
+from glm5_operator.api.common import InvalidObjectError
+from glm5_operator.api.pool import NPUPool
+from glm5_operator.kube import Key, key_of, kinds
+from glm5_operator.plan.facts import NodeFacts, PoolFacts, ServiceFacts, Site
+from glm5_operator.plan.pool import members
+from glm5_operator.plan.product import node_facts, resource_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from glm5_operator.kube import Cache, Resource
+
+log = logging.getLogger(__name__)
+
+
+class Facts:
+    """Reads the cache for planners."""
+
+    def __init__(self, cache: Cache, site: Site) -> None:
+        self._cache = cache
+        self._site = site
+        self._seen = (-1, -1)
+        self._pools: tuple[NPUPool, ...] = ()
+        self._nodes: tuple[NodeFacts, ...] = ()
+        self._members: dict[str, tuple[NodeFacts, ...]] = {}
+
+    def pools(self) -> tuple[NPUPool, ...]:
+        """All pools that can be read. One that can't claims no node until its spec is put right; its own status says so."""
+        self._refresh()
+        return self._pools
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """All nodes of the cluster, with the cards held on each."""
+        self._refresh()
+        return self._with_holdings(self._nodes)
+
+    def service(self, pool_name: str, pods: Iterable[Resource]) -> ServiceFacts:
+        """What the plan of a service in that pool may know; `pods` are the service's own."""
+        self._refresh()
+        pool = next((pool for pool in self._pools if pool.metadata.name == pool_name), None)
+        if pool is None:
+            return ServiceFacts(None, self._site)
+        if pool_name not in self._members:
+            self._members[pool_name] = members(pool, self._pools, self._nodes)
+        nodes = self._with_holdings(self._members[pool_name])
+        return ServiceFacts(PoolFacts(pool, nodes), self._site, self._own_cards(pods, nodes))
+
+    def held_by(self, pods: Iterable[Resource]) -> dict[str, int]:
+        """The extended resources that these pods hold together."""
+        total: Counter[str] = Counter()
+        for pod in pods:
+            total.update(self._cache.held(_node_of(pod)).get(key_of(pod), {}))
+        return dict(total)
+
+    def holders(self, pool_name: str, besides: Iterable[Resource]) -> tuple[str, ...]:
+        """`namespace/name` of the other pods that hold something on the pool's nodes."""
+        own = {key_of(pod) for pod in besides}
+        nodes = self._members.get(pool_name, ())
+        holders = {key for node in nodes for key, held in self._cache.held(node.name).items() if key not in own and _cards(node, held)}
+        return tuple(f"{key.namespace}/{key.name}" for key in sorted(holders))
+
+    def _refresh(self) -> None:
+        seen = (self._cache.version(names.POOL_KIND), self._cache.version(kinds.NODE.name))
+        if seen == self._seen:
+            return
+        self._pools = tuple(pool for resource in self._cache.list(names.POOL_KIND) if (pool := _read(resource)) is not None)
+        self._nodes = tuple(node_facts(node) for node in self._cache.list(kinds.NODE.name))
+        self._members = {}
+        self._seen = seen
+
+    def _with_holdings(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
+        return tuple(replace(node, held=held) if (held := self._held(node)) else node for node in nodes)
+
+    def _held(self, node: NodeFacts) -> int:
+        return sum(_cards(node, held) for held in self._cache.held(node.name).values())
+
+    def _own_cards(self, pods: Iterable[Resource], nodes: tuple[NodeFacts, ...]) -> dict[str, int]:
+        by_name = {node.name: node for node in nodes}
+        own: Counter[str] = Counter()
+        for pod in pods:
+            node = by_name.get(_node_of(pod))
+            if node is not None:
+                own[node.name] += _cards(node, self._cache.held(node.name).get(key_of(pod), {}))
+        return dict(own)
+
+
+def _cards(node: NodeFacts, held: Mapping[str, int]) -> int:
+    """How many of the node's cards these resources are; a pod may hold other devices too."""
+    if not held:
+        return 0
+    return sum(held.get(name, 0) for name in resource_of((node,)))
+
+
+def _node_of(pod: Resource) -> str:
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def _read(resource: Resource) -> NPUPool | None:
+    if resource["metadata"].get("deletionTimestamp"):
+        return None
+    try:
+        return NPUPool.parse(resource)
+    except InvalidObjectError as error:
+        log.warning("%s can't be read: %s", Key(names.POOL_KIND, "", resource["metadata"]["name"]), error)
+        return None

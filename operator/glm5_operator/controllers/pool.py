@@ -1,0 +1,105 @@
+"""Reconcile one NPUPool: observe, plan, apply to nodes, report, and say when to look again.
+
+Called by the queue with a key; the pool of that key may have been deleted, and then its nodes are let go: there is no finalizer, so a
+deletion that nobody watched is found by the label that points to nothing. Writes our own label and taint on nodes, and nothing else there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from glm5_operator.api import names
+from glm5_operator.api.common import InvalidObjectError
+from glm5_operator.api.pool import NPUPool
+from glm5_operator.controllers.announce import announce
+from glm5_operator.controllers.taints import intolerant, with_taint
+from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
+from glm5_operator.plan.facts import Finding
+from glm5_operator.plan.pool import NodeChange, PoolPlan, members, plan_pool, plan_release
+from glm5_operator.status.conditions import gave_up
+from glm5_operator.status.pool import pool_status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from glm5_operator.controllers.facts import Facts
+    from glm5_operator.kube import Applier, Cache, Events, Resource
+
+
+@dataclass(frozen=True)
+class PoolController:
+    """Keeps the nodes of each NPUPool labelled, and its counts true."""
+
+    cache: Cache
+    applier: Applier
+    events: Events
+    facts: Facts
+    daemon_sets: Callable[[], Awaitable[Sequence[Resource]]]
+    resync: timedelta = timedelta(minutes=10)
+    recheck: timedelta = timedelta(minutes=1)  # while the plan has a warning: a taint may wait for a DaemonSet, and those aren't watched
+
+    async def reconcile(self, key: Key, now: datetime) -> Outcome:
+        """Bring the nodes of `key` to their planned state and write its status once."""
+        pool = self._observe(key)
+        if pool is None:
+            return await self._release(key)
+        plan = await self._plan(pool)
+        failures = await self._apply(plan.changes)
+        report = pool_status(pool, plan, [failure.message for failure in failures], now)
+        refused = await self.applier.write_status(pool, report.status)
+        announce(self.events, pool, report.status)
+        return self._outcome(plan, [*failures, *([refused] if refused else [])])
+
+    async def give_up(self, key: Key, reason: str, now: datetime) -> None:
+        """Say in the status that the budget of failures is used up."""
+        pool = self.cache.get(key.kind, key.namespace, key.name)
+        if pool is not None:
+            await self.applier.write_status(pool, gave_up(pool, reason, now))
+
+    def _observe(self, key: Key) -> Resource | None:
+        pool = self.cache.get(key.kind, key.namespace, key.name)
+        return None if pool is None or pool["metadata"].get("deletionTimestamp") else pool
+
+    async def _plan(self, resource: Resource) -> PoolPlan:
+        try:
+            pool = NPUPool.parse(resource)
+        except InvalidObjectError as error:
+            return _unreadable(f"correct the spec, or bring CRD and operator to one version: {error}")
+        return plan_pool(pool, self.facts.pools(), self.facts.nodes(), await self._locked_out(pool))
+
+    async def _locked_out(self, pool: NPUPool) -> tuple[str, ...]:
+        """DaemonSets that keep the taint from being set. They aren't watched: read when it matters, which for most pools is never."""
+        if not pool.spec.taint:
+            return ()
+        wanted = {node.name for node in members(pool, self.facts.pools(), self.facts.nodes())}
+        nodes = [node for node in self.cache.list(kinds.NODE.name) if node["metadata"]["name"] in wanted]
+        return intolerant(await self.daemon_sets(), nodes, names.role_taint_value(pool.spec.role))
+
+    async def _apply(self, changes: Iterable[NodeChange]) -> list[ApiFailure]:
+        failures = []
+        for change in changes:
+            node = self.cache.get(kinds.NODE.name, "", change.node)
+            if node is None:
+                continue  # gone since
+            taints = with_taint(node, change.taint)
+            failure = await self.applier.patch_node(node, labels={names.POOL_LABEL: change.label}, taints=taints)
+            if failure is not None:
+                failures.append(failure)
+        return failures
+
+    async def _release(self, key: Key) -> Outcome:
+        failures = await self._apply(plan_release(key.name, self.facts.nodes()))
+        return Outcome.retry(failures[0].reason) if failures else Outcome.done()
+
+    def _outcome(self, plan: PoolPlan, failures: list[ApiFailure]) -> Outcome:
+        if failures:
+            return Outcome.retry(failures[0].reason, failures[0].retry_after)
+        if plan.stalled:
+            return Outcome.stalled(plan.stalled.reason, self.resync)
+        return Outcome.again(self.recheck if plan.warnings else self.resync)
+
+
+def _unreadable(message: str) -> PoolPlan:
+    return PoolPlan((), (), {}, None, None, 0, 0, 0, Finding("InvalidSpec", message), ())

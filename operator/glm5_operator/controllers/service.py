@@ -1,0 +1,112 @@
+"""Reconcile one GLM5Service: observe, plan, apply, report, and say when to look again.
+
+Called by the queue with a key, never with an event: create, edit, drift, restart and failure all take this path.
+Decides nothing: decisions live in `plan` and `status`, which are pure. Writes nothing but through `kube`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from glm5_operator.api.common import InvalidObjectError
+from glm5_operator.api.service import GLM5Service
+from glm5_operator.controllers.announce import announce
+from glm5_operator.kube import ApiFailure, Applied, Key, Outcome
+from glm5_operator.plan.facts import Finding
+from glm5_operator.plan.service import ServicePlan, plan_service
+from glm5_operator.status.conditions import gave_up
+from glm5_operator.status.pods import is_true
+from glm5_operator.status.service import Observed, Report, WriteFault, service_status
+
+if TYPE_CHECKING:
+    from glm5_operator.controllers.facts import Facts
+    from glm5_operator.kube import Applier, Cache, Events, Resource
+
+DEPLOYMENT = "Deployment"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What this pass works on."""
+
+    service: Resource
+    children: tuple[Resource, ...]
+    pods: tuple[Resource, ...]
+
+
+@dataclass(frozen=True)
+class ServiceController:
+    """Keeps each GLM5Service as its spec says."""
+
+    cache: Cache
+    applier: Applier
+    events: Events
+    facts: Facts
+    resync: timedelta = timedelta(minutes=10)  # long: watches carry news, this only repairs what they missed
+
+    async def reconcile(self, key: Key, now: datetime) -> Outcome:
+        """Bring the children of `key` to their planned state and write its status once."""
+        seen = self._observe(key)
+        if seen is None:
+            return Outcome.done()  # owner references remove the children
+        plan = self._plan(seen)
+        applied = await self._apply(seen, plan)
+        report = self._report(seen, plan, applied, now)
+        failure = await self.applier.write_status(seen.service, report.status)
+        announce(self.events, seen.service, report.status)
+        return self._outcome(report, applied, failure, now)
+
+    async def give_up(self, key: Key, reason: str, now: datetime) -> None:
+        """Say in the status that the budget of failures is used up."""
+        service = self.cache.get(key.kind, key.namespace, key.name)
+        if service is not None:
+            await self.applier.write_status(service, gave_up(service, reason, now))
+
+    def _observe(self, key: Key) -> _Seen | None:
+        service = self.cache.get(key.kind, key.namespace, key.name)
+        if service is None or service["metadata"].get("deletionTimestamp"):
+            return None
+        return _Seen(service, tuple(self.cache.children(service["metadata"]["uid"])), tuple(self.cache.pods(key)))
+
+    def _plan(self, seen: _Seen) -> ServicePlan:
+        try:
+            service = GLM5Service.parse(seen.service)
+        except InvalidObjectError as error:
+            # The API server's schema lets nothing else in; a CRD newer or older than this operator does.
+            return ServicePlan(
+                (), None, Finding("InvalidSpec", f"correct the spec, or bring CRD and operator to one version: {error}"), (), ""
+            )
+        return plan_service(service, self.facts.service(service.spec.pool, seen.pods))
+
+    async def _apply(self, seen: _Seen, plan: ServicePlan) -> Applied:
+        if plan.stalled:
+            return Applied()  # what serves keeps serving
+        return await self.applier.converge(seen.service, plan.objects, seen.children)
+
+    def _report(self, seen: _Seen, plan: ServicePlan, applied: Applied, now: datetime) -> Report:
+        # The writes of this pass are in the cache already: an old Deployment must not vouch for a new plan.
+        children = self.cache.children(seen.service["metadata"]["uid"]) if applied.changed else seen.children
+        deployment = next((child for child in children if child["kind"] == DEPLOYMENT), None)
+        waiting = any(not is_true(pod, "PodScheduled") for pod in seen.pods)
+        holders = self.facts.holders(seen.service["spec"].get("pool", ""), seen.pods) if waiting else ()
+        observed = Observed(deployment, seen.pods, self.facts.held_by(seen.pods), holders)
+        return service_status(seen.service, plan, observed, [_fault(failure) for failure in applied.errors], now)
+
+    def _outcome(self, report: Report, applied: Applied, failure: ApiFailure | None, now: datetime) -> Outcome:
+        failures = [*applied.errors, *([failure] if failure else [])]
+        if transient := [item for item in failures if item.retryable]:
+            waits = [item.retry_after for item in transient if item.retry_after]
+            return Outcome.retry(transient[0].reason, max(waits) if waits else None)
+        if report.stalled:
+            return Outcome.stalled(report.status["conditions"][0]["reason"], self.resync)
+        if report.look_again is not None:
+            return Outcome.again(min(self.resync, max(timedelta(0), report.look_again - now)))
+        return Outcome.again(self.resync)
+
+
+def _fault(failure: ApiFailure) -> WriteFault:
+    where = f"{failure.target.kind} {failure.target.name}"
+    message = failure.message if where in failure.message else f"{where}: {failure.message}"
+    return WriteFault(failure.reason, message, failure.retryable)
