@@ -207,7 +207,7 @@ async def run(
     operator = Operator(settings, client, lease_client, metrics, lost)
     if settings.lease.enabled:
         client.guard_writes(operator.lease.guard)
-    operator.staff(build(Parts(operator.cache, operator.applier, operator.events, settings)))
+    operator.staff(build(Parts(operator.cache, operator.applier, operator.events, settings, client)))
     metrics.live_gauge(
         "glm5_operator_watch_age_seconds",
         "Since a kind's watch last gave a sign of life.",

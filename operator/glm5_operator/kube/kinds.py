@@ -54,12 +54,14 @@ CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", watched=True, sele
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS)
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
 NETWORK_POLICY: Final = Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", selector=_OURS)
+DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
 EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events", cached=False)
 LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases", cached=False)
 NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False, cached=False)
 
 ALL: Final = (
-    SERVICE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY, EVENT, LEASE, NAMESPACE,
+    SERVICE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY,
+    DAEMON_SET, EVENT, LEASE, NAMESPACE,
 )  # fmt: skip
 CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY)
 CACHED: Final = tuple(kind for kind in ALL if kind.cached)

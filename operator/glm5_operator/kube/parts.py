@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from glm5_operator.kube.apply import Applier
     from glm5_operator.kube.cache import Cache
+    from glm5_operator.kube.client import Client
     from glm5_operator.kube.events import Events
     from glm5_operator.kube.types import Key, Reconciler
     from glm5_operator.settings import Settings
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What controllers are built from."""
+    """What controllers are built from. `client` is for the rare read of what no cache holds; they write through `applier`."""
 
     cache: Cache
     applier: Applier
     events: Events
     settings: Settings
+    client: Client
 
 
 @dataclass(frozen=True, slots=True)

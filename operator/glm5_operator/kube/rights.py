@@ -55,6 +55,7 @@ CLUSTER: Final = (
     _right(kinds.NODE, (*_READ, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
     _right(kinds.POD, _READ, "Why a pod isn't ready, and which cards it holds. No logs, no exec, no writing."),
     *(_right(kind, (*_READ, "create", "patch", "delete"), f"Children of services: {kind.name}.") for kind in kinds.CHILDREN),
+    _right(kinds.DAEMON_SET, ("list",), "Before a pool's taint is set: whether each DaemonSet of its nodes tolerates it."),
     _right(kinds.EVENT, ("create",), "Events on services and pools, in the object's namespace."),
 )
 """Everywhere."""
@@ -62,14 +63,13 @@ CLUSTER: Final = (
 NAMESPACE: Final = (_right(kinds.LEASE, ("get", "create", "update"), "The lease that says which operator is active."),)
 """In the operator's own namespace."""
 
-CLEANUP_CLUSTER: Final = (
-    _right(kinds.POOL, ("get", "list"), "Pools whose nodes are to be released."),
-    _right(kinds.NODE, ("get", "list", "patch"), "Taking the operator's label and taint off."),
-)
+CLEANUP_CLUSTER: Final = (_right(kinds.NODE, ("list", "patch"), "Taking the operator's label and taint off."),)
 """Of the hook that runs before `helm uninstall`, everywhere."""
 
-CLEANUP_NAMESPACE: Final = NAMESPACE
-"""Of the same hook: it takes the lease, so that the operator can't put back what it takes off."""
+CLEANUP_NAMESPACE: Final = (
+    _right(kinds.LEASE, ("get", "update"), "Taking the lease from the operator, so that it can't put back what is taken off."),
+)
+"""Of the same hook, in the operator's namespace."""
 
 TABLES: Final[Mapping[str, tuple[Right, ...]]] = {
     "cluster": CLUSTER,
