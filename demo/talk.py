@@ -1,0 +1,61 @@
+"""Talks to a service in the cluster as a user would: through `kubectl port-forward`, with HTTP. Used by the demo and by e2e tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+class PortForwardError(Exception):
+    """kubectl could not forward a port; the message holds what it said."""
+
+
+@contextlib.contextmanager
+def port_forward(kubectl: Path, kubeconfig: Path, namespace: str, target: str, port: int = 8000) -> Iterator[str]:
+    """Forward a free local port to `target` (`svc/NAME`, `pod/NAME`) and yield the base URL."""
+    argv = [str(kubectl), "--kubeconfig", str(kubeconfig), "-n", namespace, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line.startswith("Forwarding from "):
+                raise PortForwardError(f"kubectl port-forward {target}: {line}{process.stdout.read()}")
+            # kubectl prints a line per connection; unread, the pipe would fill up and stop it
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield "http://" + line.split()[2]
+        finally:
+            process.terminate()
+
+
+def stream_chat(url: str, model: str, question: str, **fields: Any) -> Iterator[str]:
+    """Ask one question and yield the answer's pieces as they come."""
+    body = {"model": model, "messages": [{"role": "user", "content": question}], "stream": True, "temperature": 0, **fields}
+    body.setdefault("chat_template_kwargs", {"enable_thinking": False})
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
+        if answer.status_code != 200:
+            answer.read()
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            data = line.removeprefix("data: ")
+            if not data or data == "[DONE]":
+                continue
+            for choice in json.loads(data)["choices"]:
+                piece = choice["delta"].get("content")
+                if piece:
+                    yield piece
+
+
+def generate(url: str, prompt: str, max_new_tokens: int) -> dict[str, Any]:
+    """One POST /generate; returns the JSON reply."""
+    body = {"prompt": prompt, "max_new_tokens": max_new_tokens, "temperature": 0}
+    answer = httpx.post(f"{url}/generate", json=body, timeout=60, trust_env=False)
+    answer.raise_for_status()
+    reply: dict[str, Any] = answer.json()
+    return reply
