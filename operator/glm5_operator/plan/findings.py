@@ -95,6 +95,16 @@ def replicas_exceed_pool(pool: str, replicas: int, room: int) -> Finding:
     )
 
 
+def node_conflict(node: str, owner: str) -> Finding:
+    """A warning of a pool: another one has a node that it selects."""
+    return Finding("NodeConflict", f"node {node} belongs to NPUPool {owner}, which selects it too: narrow one of the two selectors")
+
+
+def taint_waits(key: str, daemonsets: Iterable[str]) -> Finding:
+    """A warning of a pool: with the taint, the next device-plugin update would take the cards away."""
+    return Finding("TaintWaits", f"the taint {key} waits until these DaemonSets on the pool's nodes tolerate it: {', '.join(daemonsets)}")
+
+
 # --- the model --------------------------------------------------------------------------------------------------------------
 
 
@@ -218,9 +228,11 @@ def served_as(model: str, other: str) -> Finding:
 # --- the pod ----------------------------------------------------------------------------------------------------------------
 
 
-def image_missing(engine: str, product: str) -> Finding:
+def image_missing(engine: str) -> Finding:
     """No image to run."""
-    return Finding("ImageMissing", f"the operator has no image of engine {engine} for {product}: set spec.engine.image")
+    return Finding(
+        "ImageMissing", f"the operator has no default image of engine {engine}: set spec.engine.image, or the operator's setting"
+    )
 
 
 def source_not_supported(source: str) -> Finding:

@@ -1,17 +1,38 @@
 """A GLM5Service and facts become its desired objects.
 
-Called by the service controller and by `glm5 plan`.
+Called by the service controller and by `glm5 plan`. The order of refusals is the order in which a user would fix them: pool, model, image,
+source, podTemplate.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from glm5_operator.api import names
+from glm5_operator.api.common import format_duration
+from glm5_operator.api.service import Resolved
+from glm5_operator.plan import findings
+from glm5_operator.plan.children import client_service, deployment, disruption_budget
+from glm5_operator.plan.facts import Finding
+from glm5_operator.plan.offer import offer_of
+from glm5_operator.plan.pod import PodInput, pod_template, quantity, revision_of
+from glm5_operator.plan.recipe import CARDS_PER_NODE
+from glm5_operator.plan.rollout import choose_rollout
+from glm5_operator.plan.sizing import Hardware, Sizing, size
+from glm5_operator.plan.source import model_files
+from glm5_operator.plan.vllm import vllm_image
 
 if TYPE_CHECKING:
-    from glm5_operator.api.service import GLM5Service, Resolved
-    from glm5_operator.plan.facts import Finding, Manifest, ServiceFacts
+    from glm5_operator.api.service import GLM5Service, GLM5ServiceSpec
+    from glm5_operator.plan.facts import Manifest, PoolFacts, Product, ServiceFacts, Site
+    from glm5_operator.plan.offer import Offer
+
+READ_BYTES_PER_SECOND: Final = 250 * 10**6
+"""Weights from network storage: reports say 27 to 30 s a shard of 5 GB at worst, and twice that speed as a rule."""
+STARTUP_BASE: Final = timedelta(minutes=5)
+STARTUP_LIMIT: Final = timedelta(minutes=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,169 @@ class ServicePlan:
     startup: timedelta = timedelta(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A service with its pool, sizes and image: everything before its objects."""
+
+    service: GLM5Service
+    facts: ServiceFacts
+    offer: Offer
+    sizing: Sizing
+    image: str
+    startup: timedelta
+
+    @property
+    def spec(self) -> GLM5ServiceSpec:
+        return self.service.spec
+
+
 def plan_service(service: GLM5Service, facts: ServiceFacts) -> ServicePlan:
     """Plan the children of `service`. Raises nothing for user faults: they end in `stalled`."""
-    raise NotImplementedError
+    draft = _draft(service, facts)
+    if isinstance(draft, Finding):
+        return _stalled(draft)
+    lacking = _lacks_cards(draft)
+    if lacking:
+        return _stalled(lacking, draft)
+    pod = _pod(draft)
+    if isinstance(pod, Finding):
+        return _stalled(pod, draft)
+    return _planned(draft, pod)
+
+
+def startup_timeout(spec: GLM5ServiceSpec, sizing: Sizing) -> timedelta:
+    """Time until the first token: as stated, else from the bytes to read; a stated memory bounds what is unknown."""
+    if spec.startup is not None and spec.startup.timeout is not None:
+        return spec.startup.timeout
+    size_bytes = sizing.weights_bytes or sizing.memory_bytes
+    return min(STARTUP_LIMIT, STARTUP_BASE + timedelta(seconds=size_bytes // READ_BYTES_PER_SECOND))
+
+
+def endpoint_of(service: GLM5Service, cluster_domain: str) -> str:
+    """Base URL for OpenAI clients inside the cluster."""
+    namespace = service.metadata.namespace or "default"
+    return f"http://{names.client_service_name(service.metadata.name)}.{namespace}.svc.{cluster_domain}:{names.ENGINE_PORT}/v1"
+
+
+def _draft(service: GLM5Service, facts: ServiceFacts) -> _Draft | Finding:
+    offer = _usable_pool(service, facts.pool)
+    if isinstance(offer, Finding):
+        return offer
+    sizing = size(service.spec, Hardware(offer.product, offer.largest_node, offer.card_bytes))
+    if isinstance(sizing, Finding):
+        return sizing
+    image = _image(service.spec, facts.site, offer.product)
+    if isinstance(image, Finding):
+        return image
+    return _Draft(service, facts, offer, sizing, image, startup_timeout(service.spec, sizing))
+
+
+def _usable_pool(service: GLM5Service, facts: PoolFacts | None) -> Offer | Finding:
+    name, namespace = service.spec.pool, service.metadata.namespace or "default"
+    if facts is None:
+        return findings.pool_not_found(name)
+    pool = facts.pool
+    if pool.metadata.deletion_timestamp is not None:
+        return findings.pool_terminating(name)
+    if pool.spec.role != "Inference":
+        return findings.wrong_role(name, pool.spec.role)
+    if pool.spec.namespaces is not None and namespace not in pool.spec.namespaces:
+        return findings.namespace_not_allowed(name, namespace)
+    return offer_of(facts)
+
+
+def _image(spec: GLM5ServiceSpec, site: Site, product: Product | None) -> str | Finding:
+    if spec.engine is not None and spec.engine.image is not None:
+        return spec.engine.image
+    image = site.images.get(spec.engine_name)
+    if not image:
+        return findings.image_missing(spec.engine_name)
+    if spec.engine_name == "native":
+        return image
+    return findings.product_unknown(spec.pool) if product is None else vllm_image(image, product)
+
+
+def _lacks_cards(draft: _Draft) -> Finding | None:
+    """A replica that no node of the pool could ever hold. One that waits for cards in use is the scheduler's business."""
+    offer, sizing = draft.offer, draft.sizing
+    if sizing.nodes == 1 and offer.room(sizing.cards) > 0:
+        return None
+    # More than a server of this product has is a matter of several nodes; less, a matter of this pool's nodes.
+    server = CARDS_PER_NODE.get(offer.product) if offer.product else None
+    if server is not None and sizing.cards > server and offer.largest_node > 0:
+        model = f"{draft.spec.model.name} {draft.spec.model.weights}"
+        return findings.needs_several_nodes(model, sizing.cards, sizing.nodes, offer.largest_node)
+    return findings.not_enough_cards(offer.pool.metadata.name, offer.resource, sizing.cards, offer.largest_node)
+
+
+def _pod(draft: _Draft) -> Manifest | Finding:
+    files = model_files(draft.spec.model.source, draft.spec.model.name)
+    if isinstance(files, Finding):
+        return files
+    site = draft.facts.site
+    return pod_template(
+        PodInput(
+            service=draft.service,
+            pool=draft.offer.pool,
+            resource=draft.offer.resource,
+            sizing=draft.sizing,
+            files=files,
+            image=draft.image,
+            pull_policy=site.image_pull_policy,
+            startup=draft.startup,
+        )
+    )
+
+
+def _planned(draft: _Draft, pod: Manifest) -> ServicePlan:
+    service, offer, sizing = draft.service, draft.offer, draft.sizing
+    revision = revision_of(pod)
+    pod["metadata"]["labels"][names.REVISION_LABEL] = revision
+    rollout = choose_rollout(draft.spec.rollout, offer, draft.spec.replicas, sizing.cards, draft.facts.own_held)
+    budget = disruption_budget(service)
+    objects = (deployment(service, pod, rollout, draft.startup), client_service(service), *((budget,) if budget else ()))
+    room = offer.room(sizing.cards)
+    crowded = (findings.replicas_exceed_pool(offer.pool.metadata.name, draft.spec.replicas, room),) if draft.spec.replicas > room else ()
+    return ServicePlan(
+        objects=objects,
+        resolved=_resolved(draft),
+        stalled=None,
+        warnings=(*sizing.warnings, *crowded),
+        revision=revision,
+        endpoint=endpoint_of(service, draft.facts.site.cluster_domain),
+        startup=draft.startup,
+    )
+
+
+def _stalled(finding: Finding, draft: _Draft | None = None) -> ServicePlan:
+    return ServicePlan(
+        objects=(),
+        resolved=_resolved(draft) if draft else None,
+        stalled=finding,
+        warnings=draft.sizing.warnings if draft else (),
+        revision="",
+        startup=draft.startup if draft else timedelta(0),
+    )
+
+
+def _resolved(draft: _Draft) -> Resolved:
+    sizing, offer = draft.sizing, draft.offer
+    return Resolved(
+        engine=draft.spec.engine_name,
+        image=draft.image,
+        product=offer.product,
+        resource_name=offer.resource,
+        recipe=sizing.recipe.family if sizing.recipe else None,
+        nodes=sizing.nodes,
+        cards=sizing.cards,
+        tensor=sizing.shape.tensor,
+        pipeline=sizing.shape.pipeline,
+        data=sizing.shape.data,
+        expert=sizing.expert,
+        max_tokens=sizing.max_tokens,
+        max_sequences=sizing.max_sequences,
+        max_batched_tokens=sizing.max_batched_tokens,
+        memory=quantity(sizing.memory_bytes),
+        shm=quantity(sizing.shm_bytes),
+        startup_timeout=format_duration(draft.startup),
+    )

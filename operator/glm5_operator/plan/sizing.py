@@ -204,7 +204,7 @@ def _choose_layout(spec: GLM5ServiceSpec, product: Product | None, recipe: Recip
     """The smallest known layout that reaches the wanted context on the stated cards."""
     name, weights = spec.model.name, spec.model.weights
     if product is None:
-        raise AssertionError("a recipe needs a product: the caller asks for it first")
+        return findings.product_unknown(spec.pool)
     if weights not in recipe.weights:
         return findings.weights_not_known(name, weights, recipe.weights)
     layouts = recipe.layouts_for(weights, product)

@@ -1,0 +1,170 @@
+"""podTemplates over the planned pod: a strategic merge, and a guard on what planning guarantees.
+
+Called by pod planning: the pool's podTemplate first, the service's over it. A podTemplate comes from a user and is stored unpruned, so
+nothing about its shape is taken for granted.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+from glm5_operator.api import names
+from glm5_operator.plan import findings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from glm5_operator.plan.facts import Finding, Manifest
+
+# Lists whose entries are objects told apart by a key, as in the Kubernetes API. Entries of `_WHOLE` replace each other as a whole:
+# half a volume of each would have two sources.
+_KEYS: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "claims": "name",
+}
+_WHOLE: Final = {"volumes", "env", "volumeMounts"}
+_APPENDED: Final = {"tolerations", "envFrom"}
+_LISTS: Final = _KEYS.keys() | _APPENDED
+_PROBES: Final = {"startupProbe", "readinessProbe", "livenessProbe"}
+_HANDLERS: Final = {"exec", "httpGet", "tcpSocket", "grpc"}
+_ENGINE: Final = f"spec.containers[{names.ENGINE_CONTAINER}]"
+
+
+class MalformedTemplateError(ValueError):
+    """A podTemplate has another shape than a pod; `path` is where."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} {why}")
+        self.path = path
+        self.why = why
+
+
+def merge(base: Manifest, over: Mapping[str, Any], path: str = "") -> Manifest:
+    """`over` laid over `base`: objects merge, keyed lists merge by key, other lists and values replace, null removes."""
+    merged = dict(base)
+    for key, value in over.items():
+        here = f"{path}.{key}" if path else key
+        if value is None:
+            merged.pop(key, None)
+        elif key in _LISTS and isinstance(merged.get(key, value), list):  # a label may be called `env` too: its value is no list
+            merged[key] = _merge_list(key, merged.get(key, []), value, here)
+        elif isinstance(merged.get(key), dict):
+            merged[key] = _merge_object(key, merged[key], value, here)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def apply_template(pod: Manifest, template: Mapping[str, Any] | None, origin: str, resource: str) -> Manifest | Finding:
+    """The pod with one podTemplate over it; a Finding when it is malformed or changes what planning guarantees.
+
+    Args:
+        pod: the pod template so far.
+        template: the user's part; None changes nothing.
+        origin: whose it is, for messages, such as `spec.podTemplate of NPUPool inference`.
+        resource: name of the NPU resource.
+    """
+    if not template:
+        return pod
+    try:
+        merged = merge(pod, template)
+    except MalformedTemplateError as fault:
+        return findings.pod_template_malformed(origin, fault.path, fault.why)
+    lost = _first_loss(pod, merged, resource)
+    return merged if lost is None else findings.pod_template_refused(origin, *lost)
+
+
+def _merge_object(key: str, base: Manifest, over: object, path: str) -> Manifest:
+    if not isinstance(over, dict):
+        raise MalformedTemplateError(path, "must be an object")
+    if key in _PROBES and _HANDLERS & over.keys():
+        base = {name: value for name, value in base.items() if name not in _HANDLERS}  # another way to check replaces ours
+    return merge(base, over, path)
+
+
+def _merge_list(key: str, base: list[Any], over: object, path: str) -> list[Any]:
+    if key in _APPENDED:
+        return [*base, *(copy.deepcopy(entry) for entry in _objects(over, path) if entry not in base)]
+    by = _KEYS[key]
+    merged = {entry[by]: entry for entry in base}
+    for index, entry in enumerate(_objects(over, path)):
+        if by not in entry or not isinstance(entry[by], str | int):
+            raise MalformedTemplateError(f"{path}[{index}]", f"must have {by}")
+        name = entry[by]
+        if name in merged and key not in _WHOLE:
+            merged[name] = merge(merged[name], entry, f"{path}[{name}]")
+        else:
+            merged[name] = copy.deepcopy(entry)
+    return list(merged.values())
+
+
+def _objects(value: object, path: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise MalformedTemplateError(path, "must be a list of objects")
+    return value
+
+
+def _first_loss(before: Manifest, after: Manifest, resource: str) -> tuple[str, str] | None:
+    """The first guarantee that the merge broke, as (path, why it is one)."""
+    spec = _dict(after, "spec")
+    for path, kept, why in (
+        ("metadata.labels", _labels(before), "these labels select the service's pods"),
+        ("spec.nodeSelector", _dict(before, "spec", "nodeSelector"), "it pins the pod to its pool"),
+    ):
+        found = _dict(after, *path.split("."))
+        changed = next((key for key, value in kept.items() if found.get(key) != value), None)
+        if changed is not None:
+            return f"{path}[{changed}]", why
+    if spec.get("nodeName"):
+        return "spec.nodeName", "it would bypass the scheduler and the card allocation"
+    if spec.get("restartPolicy", "Always") != "Always":
+        return "spec.restartPolicy", "a service's pods are kept running"
+    if spec.get("automountServiceAccountToken") is not False:
+        return "spec.automountServiceAccountToken", "engine pods run without an API token"
+    if before["spec"]["tolerations"] != spec.get("tolerations", [])[: len(before["spec"]["tolerations"])]:
+        return "spec.tolerations", "the first one lets the pod onto its pool"
+    return _engine_loss(before, after, resource)
+
+
+def _engine_loss(before: Manifest, after: Manifest, resource: str) -> tuple[str, str] | None:
+    old, new = _engine(before), _engine(after)
+    if new is None or old is None:
+        return _ENGINE, "it is the engine"
+    for kind in ("limits", "requests"):
+        if str(_dict(new, "resources", kind).get(resource)) != _dict(old, "resources", kind)[resource]:
+            return f"{_ENGINE}.resources.{kind}[{resource}]", "the plan decides the number of cards (spec.parallelism)"
+    ports = [port for port in new.get("ports", []) if port.get("name") == names.ENGINE_PORT_NAME]
+    if ports != old["ports"]:
+        return f"{_ENGINE}.ports[{names.ENGINE_PORT_NAME}]", "clients and checks use it"
+    return None
+
+
+def _labels(pod: Manifest) -> dict[str, Any]:
+    return _dict(pod, "metadata", "labels")
+
+
+def _engine(pod: Manifest) -> Manifest | None:
+    containers = _dict(pod, "spec").get("containers", [])
+    return next((entry for entry in containers if entry["name"] == names.ENGINE_CONTAINER), None)
+
+
+def _dict(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """The object at a path; empty where something else or nothing is there."""
+    for key in keys:
+        found = value.get(key)
+        if not isinstance(found, dict):
+            return {}
+        value = found
+    return dict(value)
