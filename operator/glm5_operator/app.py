@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import kopf
 from aiohttp import web
 
-from glm5_operator.api import names
+from glm5_operator.controllers.wake import woken_by
 from glm5_operator.kube import kinds
 from glm5_operator.kube.apply import Applier
-from glm5_operator.kube.cache import Cache, controller_of
+from glm5_operator.kube.cache import Cache
 from glm5_operator.kube.client import Client, load_configuration
 from glm5_operator.kube.errors import KubeError
 from glm5_operator.kube.events import Events
@@ -30,13 +30,13 @@ from glm5_operator.kube.lease import LeaderLease, LeaseLostError
 from glm5_operator.kube.parts import Controllers, Parts
 from glm5_operator.kube.queue import Backoff, WorkQueue
 from glm5_operator.kube.relist import Relist
-from glm5_operator.kube.types import Key, Resource, key_of
+from glm5_operator.kube.types import Resource
 from glm5_operator.kube.watching import WatchSession, registry_for, settings_for
 from glm5_operator.kube.workers import Workers
 from glm5_operator.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from glm5_operator.kube.kinds import Kind
     from glm5_operator.settings import Settings
@@ -44,39 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK: Final = 0.5
-_NODE_SETTLE: Final = 1.0  # s; a node changes for many services at once
-_CARDS_SETTLE: Final = 5.0  # s; a pool counts the cards that pods hold, and a rollout changes them all the time
 _CRD_POLL: Final = 2.0
 _STOP_LIMIT: Final = 5.0
-
-
-def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[Key, float]]:
-    """Keys to look at, and how soon, because this object changed or went. A user's own edit isn't made to wait."""
-    kind, metadata = resource["kind"], resource["metadata"]
-    labels = metadata.get("labels") or {}
-    if kind == kinds.SERVICE.name:
-        yield key_of(resource), 0.0
-    elif kind == kinds.POOL.name:
-        for key in cache.keys(kinds.POOL.name):  # a node that one pool lets go of is another's to take
-            yield key, 0.0 if key.name == metadata["name"] else settle
-        yield key_of(resource), 0.0  # also when it has gone
-        for key in cache.services_using(metadata["name"]):
-            yield key, settle
-    elif kind == kinds.NODE.name:
-        for key in cache.keys(kinds.POOL.name):
-            yield key, settle
-        for key in cache.services_using(labels.get(names.POOL_LABEL, "")):
-            yield key, _NODE_SETTLE
-    elif kind == kinds.POD.name:
-        owner = cache.service_of_label(metadata["namespace"], labels.get(names.SERVICE_LABEL, ""))
-        if owner is not None:
-            yield owner, settle
-        for key in cache.keys(kinds.POOL.name):
-            yield key, _CARDS_SETTLE
-    else:
-        reference = controller_of(resource)
-        if reference is not None and reference.get("kind") == kinds.SERVICE.name:
-            yield Key(kinds.SERVICE.name, metadata["namespace"], reference["name"]), settle
 
 
 class Operator:
@@ -234,44 +203,46 @@ async def _serve_admin(operator: Operator, stack: contextlib.AsyncExitStack) -> 
 
 
 async def _run_tasks(operator: Operator, stack: contextlib.AsyncExitStack) -> None:
-    """Start everything, wait for the first to end or the signal to stop, end in order."""
-    loop = asyncio.get_running_loop()
-
-    def take_signals() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, operator.stop.set)
-
-    take_signals()
-    ticking = asyncio.create_task(operator.tick(), name="tick")
+    """Start everything, wait for the first to end or for the signal to stop, end in order."""
     operator.health.tick(time.monotonic())
+    _take_signals(operator.stop)
     stopping = asyncio.create_task(operator.stop.wait(), name="stop")
     starting = asyncio.create_task(operator.wait_for_crds(), name="wait for CRDs")
-    await asyncio.wait({stopping, starting}, return_when=asyncio.FIRST_COMPLETED)
-    if operator.stop.is_set():
-        return
-    stop_kopf = asyncio.Event()
-    kopf_task = asyncio.create_task(_watch(operator, stack, take_signals, stop_kopf), name="kopf")
-    relisting = asyncio.create_task(operator.relist.run(operator.settings.watch.relist), name="relist")
-    leading = asyncio.create_task(operator.lead(), name="lead")
-    tasks = {ticking, kopf_task, relisting, leading, stopping}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {stopping}:
-            task.result()  # raises what ended it
-            raise RuntimeError(f"{task.get_name()} ended by itself")
-        log.info("stopping")
-    finally:
-        leading.cancel()
-        await asyncio.wait({leading}, timeout=_STOP_LIMIT)
-        await operator.lease.release()  # only now: nothing of ours writes any more
-        stop_kopf.set()
-        await asyncio.wait({kopf_task}, timeout=_STOP_LIMIT)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    ticking = asyncio.create_task(operator.tick(), name="tick")
+    await asyncio.wait({stopping, starting, ticking}, return_when=asyncio.FIRST_COMPLETED)
+    if not operator.stop.is_set():
+        stop_kopf = asyncio.Event()
+        relisting = asyncio.create_task(operator.relist.run(operator.settings.watch.relist), name="relist")
+        leading = asyncio.create_task(operator.lead(), name="lead")
+        watching = asyncio.create_task(_watch(operator, stack, stop_kopf), name="kopf")
+        try:
+            done, _ = await asyncio.wait({stopping, ticking, relisting, leading, watching}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()  # raises what ended it
+                raise RuntimeError(f"{task.get_name()} ended by itself")
+            log.info("stopping")
+        finally:
+            await _cancel(leading)
+            await operator.lease.release()  # only now: nothing of ours writes any more
+            await _cancel(ticking, relisting)  # before kopf: it waits for all tasks that it finds in the loop
+            stop_kopf.set()
+            await asyncio.wait({watching}, timeout=_STOP_LIMIT)
+            await _cancel(watching)
+    await _cancel(stopping, starting, ticking)
 
 
-async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, take_signals: Callable[[], None], stop: asyncio.Event) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=_STOP_LIMIT)
+
+
+def _take_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asyncio.Event) -> None:
     settings = operator.settings
     for kind in kinds.WATCHED:
         operator.health.expect(kind.name, time.monotonic())
@@ -283,11 +254,14 @@ async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, take_sign
         listed=operator.relist.request,
     )
     stack.push_async_callback(session.close)
-    await kopf.operator(
-        registry=registry_for(kinds.WATCHED, operator.news, session.login, take_signals),
+    existing = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=registry_for(kinds.WATCHED, operator.news, session.login),
         settings=settings_for(settings.api, settings.watch, kinds.WATCHED),
         standalone=True,
         clusterwide=not settings.scope.namespaces,
         namespaces=settings.scope.namespaces,
         stop_flag=stop,
     )
+    _take_signals(operator.stop)  # kopf has just taken them; we stop in an order of our own
+    await kopf.run_tasks(tasks, ignored=existing)

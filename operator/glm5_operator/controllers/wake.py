@@ -1,0 +1,76 @@
+"""Which objects are looked at again because another one changed or went. Pure: reads the cache, starts nothing.
+
+Called by `app` for each event that is news to the cache. A rule may wake too much (a reconcile that finds nothing to do costs no
+request), never too little: what no event tells is only found by the resync, minutes later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from glm5_operator.api import names
+from glm5_operator.kube import Key, key_of, kinds
+from glm5_operator.kube.cache import controller_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from glm5_operator.kube import Cache, Resource
+
+NODE_SETTLE: Final = 1.0
+"""Seconds; a node changes for many services at once, and nodes change in crowds."""
+
+CARDS_SETTLE: Final = 5.0
+"""Seconds; a pool counts the cards that pods hold, and a rollout changes them all the time."""
+
+
+def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[Key, float]]:
+    """Keys to look at, and in how many seconds. A user's own edit isn't made to wait; what comes in bursts waits `settle` for the rest.
+
+    `resource` is the object as it is now, or as it was last when it has gone.
+    """
+    kind = resource["kind"]
+    if kind == kinds.SERVICE.name:
+        yield key_of(resource), 0.0
+    elif kind == kinds.POOL.name:
+        yield from _by_pool(cache, resource, settle)
+    elif kind == kinds.NODE.name:
+        yield from _by_node(cache, resource, settle)
+    elif kind == kinds.POD.name:
+        yield from _by_pod(cache, resource, settle)
+    else:
+        reference = controller_of(resource)
+        if reference is not None and reference.get("kind") == kinds.SERVICE.name:
+            yield Key(kinds.SERVICE.name, resource["metadata"]["namespace"], reference["name"]), settle
+
+
+def _by_pool(cache: Cache, pool: Resource, settle: float) -> Iterator[tuple[Key, float]]:
+    yield key_of(pool), 0.0  # also when it has gone: its nodes are to be let go
+    for key in cache.keys(kinds.POOL.name):
+        if key != key_of(pool):
+            yield key, settle  # a node that one pool lets go of is another's to take
+    for key in cache.services_using(pool["metadata"]["name"]):
+        yield key, settle
+
+
+def _by_node(cache: Cache, node: Resource, settle: float) -> Iterator[tuple[Key, float]]:
+    for key in cache.keys(kinds.POOL.name):
+        yield key, settle
+    pool = _labels(node).get(names.POOL_LABEL)
+    if pool:
+        # No finalizer holds a pool back: one that was deleted while no operator ran is only remembered by this label.
+        yield Key(kinds.POOL.name, "", pool), settle
+        for key in cache.services_using(pool):
+            yield key, NODE_SETTLE
+
+
+def _by_pod(cache: Cache, pod: Resource, settle: float) -> Iterator[tuple[Key, float]]:
+    owner = cache.service_of_label(pod["metadata"]["namespace"], _labels(pod).get(names.SERVICE_LABEL, ""))
+    if owner is not None:
+        yield owner, settle
+    for key in cache.keys(kinds.POOL.name):
+        yield key, CARDS_SETTLE
+
+
+def _labels(resource: Resource) -> dict[str, str]:
+    return dict(resource["metadata"].get("labels") or {})
