@@ -30,7 +30,6 @@ from glm5_operator.kube.lease import LeaderLease, LeaseLostError
 from glm5_operator.kube.parts import Controllers, Parts
 from glm5_operator.kube.queue import Backoff, WorkQueue
 from glm5_operator.kube.relist import Relist
-from glm5_operator.kube.types import Resource
 from glm5_operator.kube.watching import WatchSession, registry_for, settings_for
 from glm5_operator.kube.workers import Workers
 from glm5_operator.metrics import Metrics
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from glm5_operator.kube.kinds import Kind
+    from glm5_operator.kube.types import Resource
     from glm5_operator.settings import Settings
 
 log = logging.getLogger(__name__)
