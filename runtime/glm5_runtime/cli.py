@@ -1,0 +1,265 @@
+"""The command line `glm5-runtime`: reads arguments strictly, picks the device, starts the server.
+
+`parse_serve` is the contract with whoever writes such a command (the operator's plan): flags in, checked arguments out, all faults at once.
+Imports neither torch nor the server before the arguments are right and the environment for torch is set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from glm5_runtime import device as devices
+from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+API_KEY = "GLM5_API_KEY"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TEMPLATES = ("auto", "5", "5.1", "5.2", "5.3")
+
+app = typer.Typer(name="glm5-runtime", help="Serve a GLM-5 checkpoint.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+class ArgumentFaults(Exception):  # noqa: N818 - a list of them
+    """Arguments that can't be used, one line each."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)
+
+
+def _seconds(value: object) -> object:
+    """`300s`, `5m`, `1m30s`, `500ms` → seconds."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", value) if isinstance(value, str) else []
+    if not parts or "".join(number + unit for number, unit in parts) != value:
+        raise ValueError("must be a duration such as 300s, 5m or 500ms")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+class ServeArguments(BaseModel):
+    """Checked arguments of `serve`. Field names are the flags' with underscores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Path
+    served_model_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")
+    host: str = Field("127.0.0.1", min_length=1)
+    port: int = Field(8000, ge=1, le=65535)
+    device: Literal["auto", "cpu", "npu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_model_len: int | None = Field(None, ge=1)
+    max_sequences: int = Field(16, ge=1, le=4096)
+    max_batched_tokens: int = Field(2048, ge=1)
+    max_queue: int = Field(256, ge=0, le=100_000)
+    max_request_bytes: int = Field(16 * 1024 * 1024, ge=1024)
+    drain_timeout: Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=86_400)] = 300.0
+    chat_template: str = "auto"
+    seed: int = Field(0, ge=0, le=2**63 - 1)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def check_arguments(given: Mapping[str, Any]) -> ServeArguments:
+    """Types and ranges of all arguments together; touches no file. Raises ArgumentFaults."""
+    values = {name: value for name, value in given.items() if value is not None}
+    if "served_model_name" not in values and "model" in values:
+        values["served_model_name"] = Path(values["model"]).resolve().name
+    try:
+        arguments = ServeArguments.model_validate(values)
+    except ValidationError as error:
+        faults = [(f"--{str(fault['loc'][0]).replace('_', '-')}", fault["msg"].removeprefix("Value error, ")) for fault in error.errors()]
+        missing_name = "--served-model-name"  # follows from --model; saying both would send the user two ways
+        told = [(flag, text) for flag, text in faults if flag != missing_name or "model" in values]
+        raise ArgumentFaults([f"{flag}: {text}" for flag, text in told]) from None
+    if arguments.max_batched_tokens < arguments.max_sequences:
+        least = arguments.max_sequences  # each sequence needs one token a step
+        raise ArgumentFaults([f"--max-batched-tokens: {arguments.max_batched_tokens} is less than --max-sequences {least}"])
+    return arguments
+
+
+def parse_serve(argv: Sequence[str]) -> ServeArguments:
+    """The checked arguments of a `serve …` command line; raises ArgumentFaults. Touches no file."""
+    group = typer.main.get_command(app)
+    name, *rest = argv or [""]
+    command = getattr(group, "commands", {}).get(name)
+    if command is None:
+        raise ArgumentFaults([f"unknown command {name!r}"])
+    try:
+        with command.make_context(name, list(rest)) as context:
+            return check_arguments(context.params)
+    except ArgumentFaults:
+        raise
+    except Exception as error:  # click's own errors: unknown flag, flag without a value
+        raise ArgumentFaults([getattr(error, "message", str(error))]) from error
+
+
+def check_files(arguments: ServeArguments) -> list[str]:
+    """What is wrong with the files that the arguments name."""
+    folder = arguments.model
+    if not folder.is_dir():
+        return [f"--model: {folder} is not a folder; name the folder that holds config.json and the safetensors files"]
+    faults: list[str] = []
+    try:
+        longest = ModelConfig.from_dir(folder).max_model_len
+        if arguments.max_model_len is not None and arguments.max_model_len > longest:
+            faults.append(f"--max-model-len: {arguments.max_model_len} is more than the checkpoint's {longest}")
+    except ConfigError as error:
+        faults.append(f"--model: {error}")
+    if not (folder / "tokenizer.json").is_file():
+        faults.append(f"--model: {folder}/tokenizer.json is missing")
+    if not any(folder.glob("*.safetensors")):
+        faults.append(f"--model: {folder} holds no *.safetensors file")
+    if arguments.chat_template not in _TEMPLATES and not Path(arguments.chat_template).is_file():
+        faults.append(f"--chat-template: {arguments.chat_template} is neither a file nor one of {', '.join(_TEMPLATES)}")
+    return faults
+
+
+def read_key(environ: Mapping[str, str]) -> str | None:
+    """The API key, if one is set. A key that is set and empty is a mistake, not an open door."""
+    raw = environ.get(API_KEY)
+    if raw is None:
+        return None
+    key = raw.strip()  # Secrets made from files end in a newline
+    if not key or not key.isascii() or any(character.isspace() for character in key):
+        raise ArgumentFaults([f"{API_KEY}: must be printable ASCII without blanks; unset it to serve without a key"])
+    return key
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"glm5-runtime {version('glm5-ascend')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Serve a GLM-5 checkpoint on CPU, NPU or CUDA."""
+
+
+Text = str | None  # every option arrives as text: pydantic checks all of them together and names each fault
+
+
+@app.command()
+def serve(  # noqa: PLR0917 - typer makes one option of each argument
+    model: Annotated[
+        Text, typer.Option(metavar="DIR", help="Folder of the checkpoint: config.json, tokenizer.json, *.safetensors. Required.")
+    ] = None,
+    served_model_name: Annotated[
+        Text, typer.Option(metavar="NAME", help="What clients call the model. [default: the folder's name]")
+    ] = None,
+    host: Annotated[Text, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is all. [default: 127.0.0.1]")] = None,
+    port: Annotated[Text, typer.Option(metavar="N", help="TCP port. [default: 8000]")] = None,
+    device: Annotated[
+        Text, typer.Option(metavar="auto|cpu|npu|cuda", help="Where the model runs; auto: NPU, else CUDA, else CPU. [default: auto]")
+    ] = None,
+    dtype: Annotated[
+        Text,
+        typer.Option(
+            metavar="auto|bfloat16|float16|float32",
+            help="Type of weights and cache; auto: the checkpoint's, float32 on CPU. [default: auto]",
+        ),
+    ] = None,
+    max_model_len: Annotated[
+        Text, typer.Option(metavar="N", help="Longest prompt plus answer, tokens. [default: the checkpoint's]")
+    ] = None,
+    max_sequences: Annotated[Text, typer.Option(metavar="N", help="Requests decoded side by side. [default: 16]")] = None,
+    max_batched_tokens: Annotated[
+        Text, typer.Option(metavar="N", help="Tokens computed in one step, prompts and answers. [default: 2048]")
+    ] = None,
+    max_queue: Annotated[Text, typer.Option(metavar="N", help="Requests that may wait; one more gets 429. [default: 256]")] = None,
+    max_request_bytes: Annotated[
+        Text, typer.Option(metavar="N", help="Largest request body, bytes; a larger one gets 413. [default: 16777216]")
+    ] = None,
+    drain_timeout: Annotated[
+        Text, typer.Option(metavar="DURATION", help="Time that running requests get after SIGTERM (h, m, s, ms). [default: 300s]")
+    ] = None,
+    chat_template: Annotated[
+        Text,
+        typer.Option(metavar="auto|5|5.1|5.2|5.3|PATH", help="auto: the checkpoint's own, else by the model's version. [default: auto]"),
+    ] = None,
+    seed: Annotated[Text, typer.Option(metavar="N", help="Seed for requests that bring none. [default: 0]")] = None,
+    log_level: Annotated[
+        Text, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log. [default: info]")
+    ] = None,
+) -> None:
+    """Serve one model over HTTP: OpenAI's endpoints, /generate, /health, /metrics.
+
+    The API key, if any, is read from GLM5_API_KEY.
+    """
+    given = dict(locals())
+    try:
+        arguments, key = _checked(given)
+        facts = devices.read_host(os.environ)
+        choice = devices.choose(arguments.device, facts)
+    except (ArgumentFaults, devices.DeviceUnusable) as error:
+        typer.echo(f"glm5-runtime serve can't start:\n{error}", err=True)
+        raise typer.Exit(2) from None
+    os.environ.update(devices.environment(choice, facts, os.environ))
+    sys.exit(_serve(arguments, key, choice))
+
+
+def _checked(given: Mapping[str, Any]) -> tuple[ServeArguments, str | None]:
+    """Arguments, files and key; one ArgumentFaults for all that is wrong."""
+    faults: list[str] = []
+    arguments, key = None, None
+    try:
+        arguments = check_arguments(given)
+        faults += check_files(arguments)
+    except ArgumentFaults as found:
+        faults += found.faults
+    try:
+        key = read_key(os.environ)
+    except ArgumentFaults as found:
+        faults += found.faults
+    if faults or arguments is None:
+        raise ArgumentFaults(faults)
+    return arguments, key
+
+
+def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -> int:
+    from glm5_runtime.server import logs, process  # noqa: PLC0415 - keeps `--help` and argument errors instant
+    from glm5_runtime.server.service import ServerSettings  # noqa: PLC0415
+
+    logs.set_up(arguments.log_level)
+    logs.say(f"device={choice.device} reason={choice.reason!r}")
+    settings = ServerSettings(
+        model_name=arguments.served_model_name,
+        model_dir=arguments.model,
+        host=arguments.host,
+        port=arguments.port,
+        max_request_bytes=arguments.max_request_bytes,
+        drain_timeout=arguments.drain_timeout,
+        chat_template=arguments.chat_template,
+        api_key=key,
+    )
+    engine = EngineConfig(
+        device=choice.device,
+        dtype=arguments.dtype,
+        max_model_len=arguments.max_model_len,
+        max_sequences=arguments.max_sequences,
+        max_batched_tokens=arguments.max_batched_tokens,
+        max_queue=arguments.max_queue,
+        seed=arguments.seed,
+    )
+    return process.serve(settings, engine)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Wiring: routes, the guard in front of them, errors in one shape. Built by `process` and by tests; decides nothing else."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.routing import Route
+
+from glm5_runtime.server.chat import chat
+from glm5_runtime.server.completions import completions
+from glm5_runtime.server.errors import ApiError, ClientGone
+from glm5_runtime.server.generate import generate
+from glm5_runtime.server.sse import JsonReply
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from glm5_runtime.server.service import Service
+
+logger = logging.getLogger(__name__)
+OPEN_PATHS = frozenset({"/health", "/health/ready", "/metrics"})  # probes and Prometheus carry no key
+_STARTED = int(time.time())
+_LOADING_RETRY, _DRAINING_RETRY = 10, 1  # seconds; another replica takes the retry at once when this one drains
+
+
+def build_app(service: Service) -> Starlette:
+    """The ASGI application around one service."""
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/generate", generate, methods=["POST"]),
+            Route("/v1/models", _models),
+            Route("/v1/models/{model:path}", _model),
+            Route("/version", _version),
+            Route("/health", _health),
+            Route("/health/ready", _ready),
+            Route("/metrics", _metrics),
+        ],
+        middleware=[Middleware(_Guard, service=service)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, ClientGone: _client_gone, Exception: _unexpected},
+    )
+    app.state.service = service
+    return app
+
+
+class _Guard:
+    """In front of every path that isn't open: key, state of the server, count of active requests, one log line."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        key = service.settings.api_key
+        self._expected = None if key is None else f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        started, status = time.monotonic(), 0
+
+        async def send_noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        service = self._service
+        service.active += 1
+        service.idle.clear()
+        try:
+            if refusal is not None:
+                await refusal(scope, receive, send_noting_status)
+            else:
+                await self._app(scope, receive, send_noting_status)
+        finally:
+            service.active -= 1
+            if service.active == 0:
+                service.idle.set()
+            milliseconds = (time.monotonic() - started) * 1000
+            logger.info("request method=%s path=%r status=%d ms=%d", scope["method"], scope["path"][:80], status, milliseconds)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if self._expected is not None:
+            sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            if not hmac.compare_digest(sent, self._expected):
+                self._service.metrics.rejected("unauthorized")
+                error = ApiError(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key")
+                return _reply(error, {"www-authenticate": "Bearer"})
+        if self._service.draining:
+            self._service.metrics.rejected("draining")
+            message = "the server is shutting down; retry, another replica will answer"
+            error = ApiError(503, message, code="draining", retry_after=_DRAINING_RETRY)
+            return _reply(error, {"connection": "close"})
+        if self._service.loaded is None and scope["path"] != "/version":
+            self._service.metrics.rejected("loading")
+            return _reply(ApiError(503, "the model is being loaded", code="loading", retry_after=_LOADING_RETRY))
+        return None
+
+
+def _reply(error: ApiError, headers: dict[str, str] | None = None) -> Response:
+    extra = dict(headers or {})
+    if error.retry_after is not None:
+        extra["retry-after"] = str(error.retry_after)
+    return JsonReply(error.body(), error.status, headers=extra)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    if error.status < 429:
+        service: Service = request.app.state.service
+        service.metrics.rejected("too_large" if error.status == 413 else "invalid")
+    return _reply(error)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    """Unknown path or method."""
+    assert isinstance(error, HTTPException)
+    return _reply(ApiError(error.status_code, str(error.detail)), dict(error.headers or {}))
+
+
+async def _client_gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nginx's word for it; only the log sees it
+
+
+async def _unexpected(_: Request, __: Exception) -> Response:
+    """A mistake of ours: the traceback is in the log, the client learns nothing of it."""
+    return _reply(ApiError(500, "internal error; the server's log has the details"))
+
+
+async def _models(request: Request) -> Response:
+    return JsonReply({"object": "list", "data": [_card(request.app.state.service)]})
+
+
+async def _model(request: Request) -> Response:
+    service: Service = request.app.state.service
+    if request.path_params["model"] != service.settings.model_name:
+        raise ApiError(404, f"this server has only the model {service.settings.model_name!r}", param="model", code="model_not_found")
+    return JsonReply(_card(service))
+
+
+def _card(service: Service) -> dict[str, object]:
+    return {
+        "id": service.settings.model_name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "glm5",
+        "root": service.settings.model_name,
+        "parent": None,
+        "max_model_len": service.model.limits.max_model_len,
+    }
+
+
+async def _version(_: Request) -> Response:
+    return JsonReply({"version": version("glm5-ascend")})
+
+
+async def _health(request: Request) -> Response:
+    """Liveness. Healthy while loading, too: the start-up probe asks /health/ready, and a failed load ends the process."""
+    service: Service = request.app.state.service
+    verdict = service.watch.verdict(draining=service.draining)
+    if verdict.live:
+        return JsonReply({"status": "healthy"})
+    return JsonReply({"status": "unhealthy", "reason": verdict.reason, "message": verdict.message}, 503)
+
+
+async def _ready(request: Request) -> Response:
+    """Readiness: whether a request sent now would be answered."""
+    service: Service = request.app.state.service
+    verdict = service.watch.verdict(draining=service.draining)
+    if verdict.ready:
+        return JsonReply({"status": "ready"})
+    return JsonReply({"status": "not ready", "reason": verdict.reason, "message": verdict.message}, 503)
+
+
+async def _metrics(request: Request) -> Response:
+    service: Service = request.app.state.service
+    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

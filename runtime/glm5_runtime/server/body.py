@@ -1,0 +1,65 @@
+"""Reads a request body into JSON within limits: size while streaming, nesting, encoding, no NaN.
+
+Called by every POST endpoint before anything else. Keeps at most `limit` bytes however much is sent and puts no part of a body into
+a message or the log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pydantic_core
+
+from glm5_runtime.server.errors import ApiError, ClientGone, bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The body as a JSON object, keys with null left out (null equals absent); raises ApiError 400 or 413."""
+    body = await _read(request, limit)
+    if not body:
+        raise bad_request("the request body is empty; send a JSON object")
+    try:
+        value = pydantic_core.from_json(body, allow_inf_nan=False)  # its parser stops at 200 levels by itself
+    except ValueError as error:
+        raise bad_request(f"the request body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"the request body must be a JSON object, not {type(value).__name__}")
+    return {key: item for key, item in value.items() if item is not None}
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    too_large = declared.isdigit() and int(declared) > limit
+    if too_large and request.headers.get("expect", "").lower() == "100-continue":
+        raise _too_large(limit)  # the client waits for our word before it sends anything
+    kept = bytearray()
+    async for chunk in _chunks(request):
+        # Past the limit the rest is read and dropped: closing with unread data would reset the connection, and the
+        # client would see a broken pipe instead of the 413.
+        if too_large or len(kept) + len(chunk) > limit:
+            too_large = True
+            kept.clear()
+        else:
+            kept += chunk
+    if too_large:
+        raise _too_large(limit)
+    return bytes(kept)
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the request body is larger than the limit of {limit} bytes (--max-request-bytes)", code="request_too_large")

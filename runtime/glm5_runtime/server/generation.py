@@ -1,0 +1,169 @@
+"""Runs the engine requests of one HTTP request: submits all choices, yields their pieces, aborts what nobody reads any more.
+
+The only place of the server that talks to the engine's queues. The engine calls back from its own thread; outputs cross into the event
+loop here. Every accepted request ends: by its last output, by an error, or by `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from glm5_runtime.engine.errors import EngineDead, QueueFull
+from glm5_runtime.engine.request import FinishReason, Request
+from glm5_runtime.server.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from glm5_runtime.engine.request import Output, SamplingParams
+    from glm5_runtime.engine.stats import EngineStats
+    from glm5_runtime.server.choice import Choice, Piece
+    from glm5_runtime.server.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class EnginePort(Protocol):
+    """What the server needs of an engine."""
+
+    def refusal(self, request: Request) -> str | None:
+        """Why this request can't be served, None when it can."""
+
+    def submit(self, request: Request, sink: Callable[[Output], None]) -> None:
+        """Queue a request; raises QueueFull or EngineDead."""
+
+    def abort(self, request_id: str) -> None:
+        """Give up a request."""
+
+    def stats(self) -> EngineStats:
+        """Counters and state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One choice before it starts: what the engine gets, and the text state for what comes back."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    choice: Choice
+
+
+class Generation:
+    """All choices of one HTTP request, running side by side."""
+
+    def __init__(self, request_id: str, engine: EnginePort, metrics: Metrics, saw: Callable[[Output], None]) -> None:
+        self.id = request_id
+        self.choices: list[Choice] = []
+        self._engine = engine
+        self._metrics = metrics
+        self._saw = saw
+        self._outputs: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
+        self._open: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timers: list[_Timer] = []
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens produced so far over all choices, stop tokens included."""
+        return sum(choice.tokens for choice in self.choices)
+
+    def start(self, planned: Sequence[Planned]) -> None:
+        """Submit all choices or none; raises ApiError 400 (the engine refuses), 429 (queue full) or 503 (engine dead)."""
+        requests = [Request(f"{self.id}-{index}", plan.prompt, plan.params) for index, plan in enumerate(planned)]
+        for request in requests:
+            refusal = self._engine.refusal(request)
+            if refusal is not None:
+                raise bad_request(refusal)
+        for index, (request, plan) in enumerate(zip(requests, planned, strict=True)):
+            self.choices.append(plan.choice)
+            self._timers.append(_Timer(time.monotonic(), len(request.prompt), request.params.max_tokens))
+            self._open.add(index)
+            try:
+                self._engine.submit(request, self._sink(index))
+            except QueueFull as full:
+                self._open.discard(index)
+                self.close()
+                self._metrics.rejected("queue_full")
+                raise ApiError(429, str(full), code="queue_full", retry_after=1) from full
+            except EngineDead as dead:
+                self._open.discard(index)
+                self.close()
+                raise ApiError(503, "the engine has stopped; a restart follows", code="engine_dead", retry_after=30) from dead
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(choice index, piece) in the order of arrival until all choices have ended; raises ApiError when one fails."""
+        while self._open:
+            index, output = await self._outputs.get()
+            if index not in self._open:
+                continue  # the tail of a choice that a stop string has ended
+            piece = self.choices[index].feed(output)
+            if output.token is not None:
+                self._timers[index].token(self._metrics)
+            if piece.finish is not None:
+                self._end(index, piece.finish, output)
+            if piece.finish in {FinishReason.ERROR, FinishReason.ABORT}:
+                raise self._failure(output)
+            yield index, piece
+
+    def close(self) -> None:
+        """Stop whatever still runs. Safe to call always, and called on every way out."""
+        for index in list(self._open):
+            self._end(index, FinishReason.ABORT, None)
+
+    def _end(self, index: int, reason: FinishReason, last: Output | None) -> None:
+        self._open.discard(index)
+        if last is None or last.finish_reason is None:  # ended by us (stop string, client gone), not by the engine
+            self._engine.abort(f"{self.id}-{index}")
+        self._timers[index].end(self._metrics, reason, self.choices[index].tokens)
+
+    def _sink(self, index: int) -> Callable[[Output], None]:
+        def deliver(output: Output) -> None:
+            self._saw(output)
+            try:
+                self._loop.call_soon_threadsafe(self._outputs.put_nowait, (index, output))
+            except RuntimeError:  # the loop is closed: the process is ending, nobody reads
+                logger.debug("output of %s dropped, the loop is closed", self.id)
+
+        return deliver
+
+    def _failure(self, output: Output) -> ApiError:
+        if output.finish_reason is FinishReason.ABORT:
+            return ApiError(503, "the server stopped this request because it is shutting down", code="aborted", retry_after=1)
+        logger.error("request failed id=%s error=%s", self.id, (output.error or "unknown")[:300])
+        return ApiError(500, output.error or "the engine failed on this request", code="engine_error")
+
+
+@dataclass(slots=True)
+class _Timer:
+    """Times of one choice for the latency histograms."""
+
+    started: float
+    prompt_tokens: int
+    max_tokens: int
+    first: float | None = None
+    last: float = 0.0
+
+    def token(self, metrics: Metrics) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+            metrics.first_token(now - self.started)
+        else:
+            metrics.next_token(now - self.last)
+        self.last = now
+
+    def end(self, metrics: Metrics, reason: FinishReason, tokens: int) -> None:
+        now = time.monotonic()
+        decode = None if self.first is None else self.last - self.first
+        metrics.finished(
+            reason,
+            prompt_tokens=self.prompt_tokens,
+            tokens=tokens,
+            max_tokens=self.max_tokens,
+            seconds=now - self.started,
+            decode_seconds=decode,
+        )

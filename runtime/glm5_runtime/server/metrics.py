@@ -1,0 +1,114 @@
+"""Prometheus metrics under vLLM's names and labels, so that its dashboards, alerts and autoscalers work unchanged.
+
+Written by `generation` and `app`, read by /metrics. Every series exists from the start with value 0: a counter that appears with its
+first event hides that event from rate(). Token totals and gauges are the engine's own figures, read when scraped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from glm5_runtime.engine.request import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from glm5_runtime.engine.stats import EngineStats
+
+LABELS = ("model_name", "engine")
+REJECTIONS = ("queue_full", "draining", "loading", "unauthorized", "too_large", "invalid")
+
+# vLLM's buckets (v1/metrics/buckets.py)
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+FIRST_TOKEN = (*_SECONDS, 160.0, 640.0, 2560.0)
+NEXT_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_SHORT = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+LATENCY = (*_SHORT, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
+TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5) if digit * 10**power <= 1_000_000)
+
+
+class Metrics:
+    """All metrics of one server."""
+
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats | None]) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self.registry.register(_EngineCollector(stats, tuple(self._labels.values())))
+        self._first_token = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", FIRST_TOKEN)
+        self._next_token = self._histogram("inter_token_latency_seconds", "Time between two tokens of one choice.", NEXT_TOKEN)
+        self._per_token = self._histogram("request_time_per_output_token_seconds", "Mean time per token after the first.", NEXT_TOKEN)
+        self._latency = self._histogram("e2e_request_latency_seconds", "Time from arrival to the end.", LATENCY)
+        self._decode = self._histogram("request_decode_time_seconds", "Time from the first token to the last.", LATENCY)
+        self._prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens by request.", TOKENS)
+        self._generation_tokens = self._histogram("request_generation_tokens", "Produced tokens by request.", TOKENS)
+        self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens by request.", TOKENS)
+        success = Counter("vllm:request_success", "Ended requests by reason.", (*LABELS, "finished_reason"), registry=self.registry)
+        self._ended = {reason: success.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
+        refused = Counter("glm5:request_rejections", "Requests refused before the engine.", (*LABELS, "reason"), registry=self.registry)
+        self._refused = {reason: refused.labels(**self._labels, reason=reason) for reason in REJECTIONS}
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry).labels(**self._labels)
+
+    def first_token(self, seconds: float) -> None:
+        """A choice has produced its first token."""
+        self._first_token.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """A choice has produced another token."""
+        self._next_token.observe(seconds)
+
+    def finished(
+        self, reason: FinishReason, *, prompt_tokens: int, tokens: int, max_tokens: int, seconds: float, decode_seconds: float | None
+    ) -> None:
+        """A choice has ended."""
+        self._ended[reason].inc()
+        self._latency.observe(seconds)
+        self._prompt_tokens.observe(prompt_tokens)
+        self._generation_tokens.observe(tokens)
+        self._max_tokens.observe(max_tokens)
+        if decode_seconds is not None:
+            self._decode.observe(decode_seconds)
+            if tokens > 1:
+                self._per_token.observe(decode_seconds / (tokens - 1))
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused; `reason` is one of REJECTIONS."""
+        self._refused[reason].inc()
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """Gauges and totals straight from the engine; zeros before it is loaded."""
+
+    def __init__(self, stats: Callable[[], EngineStats | None], labels: tuple[str, ...]) -> None:
+        self._stats = stats
+        self._values = labels
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        gauges = {
+            "num_requests_running": ("Requests in the running batch.", stats.running if stats else 0),
+            "num_requests_waiting": ("Requests waiting for a place.", stats.waiting if stats else 0),
+            "kv_cache_usage_perc": ("Share of the cache in use, 1 is full.", stats.kv_usage if stats else 0),
+        }
+        counters = {
+            "prompt_tokens": ("Prompt tokens computed.", stats.prompt_tokens if stats else 0),
+            "generation_tokens": ("Tokens produced.", stats.generation_tokens if stats else 0),
+            "num_preemptions": ("Requests put back to make room.", stats.preemptions if stats else 0),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            gauge.add_metric(self._values, float(value))
+            yield gauge
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            counter.add_metric(self._values, float(value))
+            yield counter

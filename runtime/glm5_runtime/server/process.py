@@ -1,0 +1,200 @@
+"""The serving process: opens the port at once, loads the model beside it, drains on SIGTERM.
+
+Called by the command line. The order of things:
+1. The port opens; /health is healthy, /health/ready says Loading, requests get 503 with Retry-After.
+2. The model loads in a thread of its own. A model that can't be loaded ends the process with code 1 and the reason as one of the last
+   log lines, so that a restart count tells failure from a slow start.
+3. The engine's own first token makes the server ready.
+4. SIGTERM or SIGINT: readiness falls and new requests are refused at once; running ones get `drain_timeout` to finish; then the process
+   ends with code 0. A second signal ends the wait. In Kubernetes a preStop sleep of a few seconds should come first, so that the Service
+   has stopped sending by the time we refuse, and terminationGracePeriodSeconds must cover the sleep, the drain timeout and 15 s more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import uvicorn
+
+from glm5_runtime.config import ConfigError
+from glm5_runtime.server.app import build_app
+from glm5_runtime.server.params import Limits, SamplingDefaults
+from glm5_runtime.server.protocol import MAX_CHOICES
+from glm5_runtime.server.service import Loaded, Service
+from glm5_runtime.server.template import TemplateError, find_template
+from glm5_runtime.server.tokens import TextTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from glm5_runtime.config import EngineConfig
+    from glm5_runtime.engine.engine import Engine
+    from glm5_runtime.server.service import ServerSettings
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_LOADING_NEWS = 10.0  # seconds between two lines while loading
+_ENGINE_STOP = 10.0  # seconds the engine gets to end its step
+_LAST_WORDS = 3.0  # seconds for cut requests to be told so
+
+
+def serve(settings: ServerSettings, engine_config: EngineConfig) -> int:
+    """Serve until told to stop; returns the process's exit code."""
+    code = asyncio.run(_Process(settings, engine_config).run())
+    if any(thread.name in {"engine", "load"} for thread in threading.enumerate()):
+        # A thread inside torch would be torn down with the interpreter and turn a clean end into a crash.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: it would stop serving at the first signal, and health must answer while we drain."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals to the process."""
+        return nullcontext()
+
+
+@dataclass
+class _Process:
+    settings: ServerSettings
+    engine_config: EngineConfig
+    exit_code: int = 0
+    engine: Engine | None = None
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> int:
+        self._take_signals()
+        service = Service(self.settings)
+        server = _Server(
+            uvicorn.Config(
+                build_app(service),
+                host=self.settings.host,
+                port=self.settings.port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_graceful_shutdown=int(_LAST_WORDS),
+            )
+        )
+        serving = asyncio.create_task(server.serve())
+        watching = asyncio.create_task(service.watch.run())
+        loading = asyncio.create_task(self._load(service))
+        stopping = asyncio.create_task(self.stop_asked.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await self._drain(service)
+            server.should_exit = True
+        with suppress(SystemExit):
+            await serving
+        if not server.started:  # the port was taken; uvicorn has said so
+            self.exit_code = 1
+        for task in (watching, loading, stopping):
+            task.cancel()
+        logger.info("stopped code=%d", self.exit_code)
+        return self.exit_code
+
+    def _take_signals(self) -> None:
+        def handle() -> None:
+            (self.hurry if self.stop_asked.is_set() else self.stop_asked).set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, handle)
+
+    async def _load(self, service: Service) -> None:
+        started = time.monotonic()
+        logger.info("loading model=%s dir=%s device=%s", self.settings.model_name, self.settings.model_dir, self.engine_config.device)
+        try:
+            loading = asyncio.ensure_future(_in_thread(lambda: _load_model(self.settings, self.engine_config), "load"))
+            while not (await asyncio.wait({loading}, timeout=_LOADING_NEWS))[0]:
+                logger.info("still loading seconds=%d", time.monotonic() - started)
+            loaded, self.engine = loading.result()
+        except (ConfigError, TemplateError) as error:
+            self._give_up(str(error))
+        except Exception as error:
+            logger.debug("the load failed", exc_info=True)
+            self._give_up(f"{type(error).__name__}: {error}")
+        else:
+            service.attach(loaded)
+            seconds, context = time.monotonic() - started, loaded.limits.max_model_len
+            logger.info("loaded seconds=%.1f template=%r context=%d", seconds, loaded.template.origin, context)
+
+    def _give_up(self, why: str) -> None:
+        logger.error("the model can't be loaded: %s", why)
+        self.exit_code = 1
+        self.stop_asked.set()
+
+    async def _drain(self, service: Service) -> None:
+        service.draining = True
+        if service.active:
+            logger.info("draining requests=%d timeout=%gs", service.active, self.settings.drain_timeout)
+            await _first(self.settings.drain_timeout, service.idle, self.hurry)
+        if service.active:
+            logger.warning("drain ended early, requests=%d are cut", service.active)
+        if self.engine is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ENGINE_STOP):
+                    await _in_thread(self.engine.stop, "stop")
+        if service.active:
+            await _first(_LAST_WORDS, service.idle)
+
+
+def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[Loaded, Engine]:
+    """Read everything a checkpoint has, cheap things first so that a wrong file is reported before the weights are read."""
+    template = find_template(settings.model_dir, settings.chat_template)
+    tokenizer = TextTokenizer.from_dir(settings.model_dir)
+    defaults = SamplingDefaults.from_dir(settings.model_dir)
+    from glm5_runtime.engine.engine import Engine  # noqa: PLC0415 - torch takes seconds to import; the port is open meanwhile
+
+    engine = Engine.load(settings.model_dir, engine_config)
+    engine.start()
+    limits = Limits(
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.model_config.vocab_size,
+        max_choices=min(MAX_CHOICES, engine_config.max_sequences + engine_config.max_queue),
+    )
+    return Loaded(engine, tokenizer, template, limits, defaults), engine
+
+
+async def _in_thread(work: Callable[[], T], name: str) -> T:
+    """Run `work` in a daemon thread: unlike the executor's, it can't keep a process alive that has been told to end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def target() -> None:
+        try:
+            result, error = work(), None
+        except Exception as failure:  # noqa: BLE001 - it is handed to the awaiting task
+            result, error = None, failure
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=target, name=name, daemon=True).start()
+    return await done
+
+
+async def _first(seconds: float, *events: asyncio.Event) -> None:
+    """Wait until one of `events` has come or the time is over."""
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,173 @@
+"""Request bodies of the POST endpoints as pydantic models: every field, its type and its limit.
+
+The field list is vLLM's. Policy, the same on every endpoint:
+- null equals absent (`body.read_json` drops nulls before validation);
+- a field nobody knows is ignored and its name logged at debug level, as vLLM does: clients send vendor extras all the time;
+- a field we know and can't honour is refused with 400 (`REFUSED_*`), never ignored;
+- values outside the limits below are refused with 400 naming the field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_CHOICES = 128  # OpenAI's own limit of n
+MAX_STOPS = 16
+MAX_LOGPROBS = 20
+MAX_BIASED = 1024
+
+_NO_GRAMMAR = "structured output is not available in this version; ask for the format in the prompt"
+_NO_BEAMS = "only sampling is available; leave it out"
+
+REFUSED_ALWAYS = {
+    "structured_outputs": _NO_GRAMMAR,
+    "guided_json": _NO_GRAMMAR,
+    "guided_regex": _NO_GRAMMAR,
+    "guided_choice": _NO_GRAMMAR,
+    "guided_grammar": _NO_GRAMMAR,
+    "thinking_token_budget": "thinking can't be cut at a length; use reasoning_effort or enable_thinking",
+    "use_beam_search": _NO_BEAMS,
+    "length_penalty": _NO_BEAMS,
+    "allowed_token_ids": "tokens can't be restricted to a list; use logit_bias",
+    "bad_words": "use logit_bias with -100",
+    "logits_processors": "there is no such extension point",
+    "truncate_prompt_tokens": "a prompt is never cut silently; send one that fits",
+    "prompt_logprobs": "use echo with logprobs on /v1/completions",
+    "prompt_embeds": "only text and token ids are read",
+    "cache_salt": "there is no cache shared between requests to salt",
+    "chat_template": "the template belongs to the server (--chat-template)",
+    "return_token_ids": "token ids are not part of any reply; use logprobs",
+}
+REFUSED_IN_CHAT = REFUSED_ALWAYS | {
+    "functions": "it is deprecated; use tools",
+    "function_call": "it is deprecated; use tool_choice",
+    "documents": "put the documents into a message",
+    "echo": "it belongs to /v1/completions",
+    "mm_processor_kwargs": "only text is read",
+    "audio": "only text is produced",
+}
+REFUSED_IN_COMPLETIONS = REFUSED_ALWAYS | {"suffix": "the model does not fill in the middle", "best_of": "use n"}
+
+Text = Annotated[str, Field(strict=True)]
+StopString = Annotated[str, Field(strict=True, min_length=1, max_length=256)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """Fields that all generating endpoints share. None means the checkpoint's generation_config, else neutral."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    model: Text | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=0, le=2**31)
+    min_tokens: int = Field(0, ge=0, le=2**31)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[int] = Field(default_factory=list, max_length=128)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=MAX_BIASED)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    priority: int = Field(0, ge=0, le=0)  # one queue, first come first served: only 0 is true
+    request_id: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9._:-]{1,64}$")] | None = None
+    user: Text | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings as a tuple, whichever way they were sent."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class FunctionDef(BaseModel):
+    """The callable part of a tool."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDef(BaseModel):
+    """One entry of `tools`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: FunctionDef
+
+
+class ResponseFormat(BaseModel):
+    """`response_format`; only plain text works before structured output lands."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+
+
+class Thinking(BaseModel):
+    """Z.ai's own switch of thinking."""
+
+    type: Literal["enabled", "disabled"]
+    clear_thinking: bool | None = None
+
+
+class ChatRequest(SamplingFields):
+    """Body of /v1/chat/completions. Messages are read by `messages`, which names what is wrong in them."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=0, le=2**31)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: list[ToolDef] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool = True
+    enable_thinking: bool | None = None
+    clear_thinking: bool | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool = False  # templates write their own
+
+
+class CompletionRequest(SamplingFields):
+    """Body of /v1/completions. `prompt` is one text or token list, or a list of either."""
+
+    prompt: Text | list[int] | list[Text] | list[list[int]]
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    add_special_tokens: bool = True
+
+
+class GenerateRequest(SamplingFields):
+    """Body of /generate after `generate.flatten` has merged the dialects into one flat object."""
+
+    prompt: Text | list[int]
+    add_special_tokens: bool = True

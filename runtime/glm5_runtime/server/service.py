@@ -1,0 +1,118 @@
+"""What one server process holds: settings, the loaded model, its state. Shared by all endpoints, owned by `process`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from pydantic import ValidationError
+
+from glm5_runtime.server.body import read_json
+from glm5_runtime.server.errors import ApiError, from_validation, unsupported
+from glm5_runtime.server.generation import Generation
+from glm5_runtime.server.health import EngineWatch, Patience
+from glm5_runtime.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+    from glm5_runtime.server.generation import EnginePort
+    from glm5_runtime.server.params import Limits, SamplingDefaults
+    from glm5_runtime.server.protocol import SamplingFields
+    from glm5_runtime.server.template import ChatTemplate
+    from glm5_runtime.server.tokens import TextTokenizer
+
+logger = logging.getLogger(__name__)
+Body = TypeVar("Body", bound="SamplingFields")
+_SHOWN_NAMES = 5
+_NEUTRAL: Mapping[str, float] = {"best_of": 1, "length_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of the HTTP side; every field but the key is a flag of `glm5-runtime serve`."""
+
+    model_name: str  # what clients call the model
+    model_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_request_bytes: int = 16 * 1024 * 1024  # a million-token context is about 5 MB of text
+    drain_timeout: float = 300.0  # seconds that running requests get after SIGTERM
+    chat_template: str = "auto"
+    api_key: str | None = None  # from the environment only: a flag would show in `ps`
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model side, complete only after loading."""
+
+    engine: EnginePort
+    tokenizer: TextTokenizer
+    template: ChatTemplate
+    limits: Limits
+    defaults: SamplingDefaults
+
+
+class Service:
+    """State of the server. `loaded` is None until the model is there; `draining` never goes back."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.loaded: Loaded | None = None
+        self.draining = False
+        self.active = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.watch = EngineWatch(settings.patience)
+        self.metrics = Metrics(settings.model_name, lambda: self.loaded.engine.stats() if self.loaded else None)
+
+    def attach(self, loaded: Loaded) -> None:
+        """The model is loaded and its engine started: requests are served from now on."""
+        self.loaded = loaded
+        self.watch.attach(loaded.engine)
+
+    @property
+    def model(self) -> Loaded:
+        """The loaded model; the guard lets no request through before."""
+        assert self.loaded is not None
+        return self.loaded
+
+    def generation(self, public_id: str) -> Generation:
+        """A run of engine requests. Its engine ids are unique even when clients repeat theirs."""
+        return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw)
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        """The JSON body of a request within the size limit."""
+        return await read_json(request, self.settings.max_request_bytes)
+
+    def validate(self, raw: dict[str, Any], kind: type[Body], refused: Mapping[str, str]) -> Body:
+        """`raw` as a checked request body; raises ApiError 400 or, for an unknown model, 404."""
+        for name, why in refused.items():
+            value = raw.get(name)
+            if value and value != _NEUTRAL.get(name):
+                raise unsupported(name, why)
+        try:
+            body = kind.model_validate({key: value for key, value in raw.items() if key not in refused})
+        except ValidationError as error:
+            raise from_validation(error) from None
+        if body.model is not None and body.model != self.settings.model_name:
+            message = f"the model {body.model[:80]!r} does not exist; this server has {self.settings.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
+        if body.model_extra:
+            names = sorted(body.model_extra)[:_SHOWN_NAMES]
+            logger.debug("request has %d unknown fields, ignored: %s", len(body.model_extra), [name[:40] for name in names])
+        return body
+
+
+def public_id(prefix: str, asked: str | None) -> str:
+    """The id of a reply: the client's own when it sent one."""
+    return f"{prefix}-{asked or uuid4().hex}"

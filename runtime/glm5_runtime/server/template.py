@@ -1,0 +1,176 @@
+"""Chat templates: finds the one to use, renders conversations to prompts.
+
+Called at start (`find_template`) and by the chat endpoint (`ChatTemplate.render`). Templates come from the checkpoint, from this package
+or from a file the operator of the server named, never from a request; they still run in jinja2's immutable sandbox, since checkpoints
+are downloaded. The environment is the one of transformers' `apply_chat_template`, so that a checkpoint's template sees what it expects.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from glm5_runtime.server.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+BUILT_IN = ("5", "5.1", "5.2", "5.3")
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
+
+
+class TemplateError(ValueError):
+    """The server's own template can't be used; said at start, before any request."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A compiled template and where it came from."""
+
+    template: jinja2.Template
+    origin: str
+
+    @classmethod
+    def compile(cls, source: str, origin: str) -> ChatTemplate:
+        """Compile `source`; raises TemplateError with the line at fault."""
+        try:
+            return cls(_environment().from_string(source), origin)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"chat template {origin}, line {error.lineno}: {error.message}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_last: bool = False,
+    ) -> str:
+        """The prompt of a conversation.
+
+        `continue_last`: the last message is an unfinished answer; the prompt ends with its text instead of opening a new turn. `options`
+        are the template's own switches (enable_thinking, reasoning_effort, clear_thinking, …).
+        """
+        options = options or {}
+        reserved = sorted(_RESERVED & options.keys())
+        if reserved:
+            raise bad_request(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
+        try:
+            text = self.template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt and not continue_last, **options
+            )
+        except _TemplateRefusal as refusal:
+            raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages") from None
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError, OverflowError) as error:
+            raise bad_request(f"the model's chat template can't render this conversation ({type(error).__name__})", "messages") from error
+        return _cut_after(text, messages[-1]["content"]) if continue_last else text
+
+
+def find_template(model_dir: Path, choice: str) -> ChatTemplate:
+    """The template for `choice`: `auto` (the checkpoint's own, else by the model's version), a built-in version, or a file's path."""
+    if choice in BUILT_IN:
+        return built_in(choice)
+    if choice != "auto":
+        return _from_file(choice)
+    own = _of_checkpoint(model_dir)
+    if own is not None:
+        return own
+    return built_in(_version_of(model_dir))
+
+
+def built_in(version: str) -> ChatTemplate:
+    """One of this package's templates: the version's rules in front of the body they share."""
+    folder = resources.files("glm5_runtime.server").joinpath("templates")
+    source = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in (f"glm-{version}.jinja", "common.jinja"))
+    return ChatTemplate.compile(source, f"built-in {version}")
+
+
+def _of_checkpoint(model_dir: Path) -> ChatTemplate | None:
+    file = model_dir / "chat_template.jinja"
+    if file.is_file():
+        return ChatTemplate.compile(file.read_text(encoding="utf-8"), "chat_template.jinja of the checkpoint")
+    config = model_dir / "tokenizer_config.json"
+    if not config.is_file():
+        return None
+    stored = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    if isinstance(stored, list):  # several named templates: transformers picks the one called default
+        stored = next((entry.get("template") for entry in stored if entry.get("name") == "default"), None)
+    if not isinstance(stored, str):
+        return None
+    return ChatTemplate.compile(stored, "tokenizer_config.json of the checkpoint")
+
+
+def _from_file(path: str) -> ChatTemplate:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return ChatTemplate.compile(file.read(), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"--chat-template {path} can't be read: {error}") from error
+
+
+def _version_of(model_dir: Path) -> str:
+    """GLM-5's version from what the checkpoint shows: 5.2 and later share index layers over a larger rope base; names tell the rest.
+
+    config.json of 5 and 5.1 is the same, and so is that of 5.2 and 5.3, so the folder's name decides within each pair; without a
+    hint the older one of the pair is taken, whose prompt format the newer one also understands.
+    """
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    name = f"{config.get('_name_or_path', '')} {model_dir.resolve().name}".lower()
+    for version in ("5.3", "5.2", "5.1"):
+        if f"glm-{version}" in name or f"glm{version}" in name:
+            return version
+    rope = config.get("rope_parameters")
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else config.get("rope_theta")
+    return "5.2" if isinstance(theta, int | float) and theta > 1_000_000 else "5"
+
+
+class _TemplateRefusal(Exception):  # noqa: N818 - raised by the template's author through raise_exception
+    """The template called raise_exception."""
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja's own filter escapes HTML characters, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise _TemplateRefusal(str(message)[:200])
+
+
+def _cut_after(text: str, content: str) -> str:
+    """End the prompt right behind the last message's text, with the blanks it ended in (templates strip them)."""
+    wanted = content.strip()
+    at = text.rfind(wanted)
+    if at < 0:
+        raise ApiError(400, "the model's chat template changes the last assistant message, so it can't be continued", param="messages")
+    blanks = content[len(content.rstrip()) :] if wanted else ""
+    return text[: at + len(wanted)] + blanks
+
+
+def opens_thinking(prompt: str) -> bool:
+    """Whether generation starts inside a thinking block that the prompt opened."""
+    turn = prompt[prompt.rfind("<|assistant|>") + 1 :]
+    return turn.rfind("<think>") > turn.rfind("</think>")
