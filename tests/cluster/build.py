@@ -6,7 +6,7 @@ from functools import partial
 from rich.console import Console
 
 from tests.cluster.steps import Step, run_steps
-from tests.cluster.tools import API_TOOLS, missing, tool
+from tests.cluster.tools import API_TOOLS, KIND_TOOLS, missing, tool
 
 
 class Cluster(StrEnum):
@@ -21,6 +21,8 @@ def build(only: Cluster | None, console: Console) -> dict[str, float]:
     steps: list[Step] = []
     if only in (Cluster.API, None):
         steps += go_steps(API_TOOLS)
+    if only in (Cluster.KIND, None):
+        steps += go_steps(KIND_TOOLS)
     return run_steps(steps, console)
 
 

@@ -9,15 +9,19 @@ import typer
 from rich.console import Console
 
 from tests.cluster import api as api_cluster
+from tests.cluster import kind as kind_cluster
 from tests.cluster.api import ApiCluster, ApiOptions
 from tests.cluster.build import Cluster
 from tests.cluster.build import build as build_everything
 from tests.cluster.errors import ClusterError
+from tests.cluster.kind import KindCluster, KindOptions, Mount
 from tests.cluster.tools import TOOLS, tool
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 api = typer.Typer(no_args_is_help=True, help="Control plane only, on this host: API tests and benchmarks.")
+kind = typer.Typer(no_args_is_help=True, help="Three nodes with fake Ascend cards, in containers: demo and end-to-end tests.")
 app.add_typer(api, name="api")
+app.add_typer(kind, name="kind")
 
 console = Console(stderr=True)  # stdout is for paths and names that scripts read
 Name = Annotated[str, typer.Option(help="Name of the cluster; several can run at once.")]
@@ -44,7 +48,7 @@ def tool_path(name: Annotated[str, typer.Argument(help=" | ".join(TOOLS))]) -> N
     """Print the path of one program (kubectl, helm, …), building it first when needed."""
     if name not in TOOLS:
         raise typer.BadParameter(f"{name}: know only {', '.join(TOOLS)}")
-    print(tool(name))  # noqa: T201 - the answer of this command
+    print(tool(name))
 
 
 @api.command("up")
@@ -62,7 +66,7 @@ def api_up(
     if kwok:
         cluster.add_nodes(kwok, product=product)
     console.print(f"API cluster [bold]{name}[/bold] is ready after {time.monotonic() - begin:.1f} s at {cluster.server}")
-    print(cluster.kubeconfig)  # noqa: T201 - the answer of this command
+    print(cluster.kubeconfig)
 
 
 @api.command("down")
@@ -92,4 +96,70 @@ def api_kubeconfig(name: Name = "default") -> None:
     cluster = ApiCluster.find(name)
     if cluster is None:
         raise ClusterError(f"no API cluster {name}: start it with `python -m tests.cluster api up`")
-    print(cluster.kubeconfig)  # noqa: T201 - the answer of this command
+    print(cluster.kubeconfig)
+
+
+KindName = Annotated[str, typer.Option(help="kind's cluster name.")]
+
+
+@kind.command("up")
+def kind_up(
+    name: KindName = "glm5",
+    mount: Annotated[list[str] | None, typer.Option(help="HOST-FOLDER:NODE-FOLDER, read-only on every worker; repeatable.")] = None,
+    product: Annotated[list[str] | None, typer.Option(help="A2 or A3, once per worker in turn.")] = None,
+) -> None:
+    """Start it and print its kubeconfig."""
+    build_everything(Cluster.KIND, console)
+    mounts = tuple(_mount(text) for text in mount or [])
+    options = KindOptions(mounts, tuple(product)) if product else KindOptions(mounts)
+    begin = time.monotonic()
+    with console.status("…") as status:
+        cluster = KindCluster.up(name, options, say=status.update)
+    console.print(f"kind cluster [bold]{name}[/bold] is ready after {time.monotonic() - begin:.1f} s")
+    if cluster.engine.own:
+        console.print(f"its Docker engine: export DOCKER_HOST={cluster.engine.env['DOCKER_HOST']}", highlight=False)
+    print(cluster.kubeconfig)
+
+
+@kind.command("down")
+def kind_down(name: KindName = "glm5") -> None:
+    """Delete it, and stop the Docker engine when this tool started it and nothing else uses it."""
+    KindCluster.remove(name)
+    console.print(f"kind cluster {name} is gone")
+
+
+@kind.command("status")
+def kind_status() -> None:
+    """List kind clusters with the state of their nodes."""
+    for name in kind_cluster.names():
+        cluster = KindCluster.find(name)
+        state = "ready" if cluster is not None and cluster.alive else "broken: run `kind up` or `kind down`"
+        console.print(f"[bold]{name}[/bold] {state}")
+
+
+@kind.command("kubeconfig")
+def kind_kubeconfig(name: KindName = "glm5") -> None:
+    """Print the path of its kubeconfig."""
+    print(_kind(name).kubeconfig)
+
+
+@kind.command("load")
+def kind_load(
+    images: Annotated[list[str], typer.Argument(help="Image names, or archives ending in .tar.")], name: KindName = "glm5"
+) -> None:
+    """Put images onto its nodes."""
+    _kind(name).load(*images)
+
+
+def _kind(name: str) -> KindCluster:
+    cluster = KindCluster.find(name)
+    if cluster is None:
+        raise ClusterError(f"no kind cluster {name}: start it with `python -m tests.cluster kind up`")
+    return cluster
+
+
+def _mount(text: str) -> Mount:
+    host, _, node = text.partition(":")
+    if not node.startswith("/") or not Path(host).is_dir():
+        raise typer.BadParameter(f"{text}: give HOST-FOLDER:NODE-FOLDER, the first existing, the second absolute")
+    return Mount(str(Path(host).resolve()), node)

@@ -75,7 +75,9 @@ def is_built(name: str) -> bool:
 def tool_key(name: str) -> str:
     """Content key: pinned modules, our own sources of that folder, flags, and the machine's kind."""
     spec = TOOLS[name]
-    return cache.content_key(SOURCES / spec.module, spec.package, spec.ldflags, os.uname().machine)
+    folder = SOURCES / spec.module
+    own = [folder / spec.package] if spec.package.startswith("./") else sorted(folder.glob("*.go"))
+    return cache.content_key(folder / "go.mod", folder / "go.sum", *own, spec.package, spec.ldflags, os.uname().machine)
 
 
 def missing(names: Iterable[str]) -> list[str]:

@@ -1,0 +1,142 @@
+"""The cards of a fake Ascend node: one JSON file that the device plugin and the fake npu-smi read on the node.
+
+Tests change a card's health, utilisation, temperature or processes, or take a card away, and see it arrive in the
+kubelet's allocatable and in npu-smi. The Go side of the format is go/fake/ascend-fake/state.go. Defaults are the values
+of real machines (tests/fixtures/npu-smi): an idle 8×910B3 server and an idle A3 server of eight modules with two dies.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from tests.cluster.nodes import RESOURCE
+
+# bus id, power in W, temperature in °C, HBM in use in MB
+_A2_IDLE: tuple[tuple[str, float | None, int, int], ...] = (
+    ("C1", 101.8, 43, 3318),
+    ("C2", 92.0, 39, 3314),
+    ("81", 102.0, 40, 3314),
+    ("82", 99.8, 40, 3314),
+    ("01", 98.6, 45, 3314),
+    ("02", 99.7, 44, 3314),
+    ("41", 103.8, 45, 3314),
+    ("42", 98.2, 44, 3315),
+)
+_A3_IDLE: tuple[tuple[str, float | None, int, int], ...] = (
+    *(("9D", 166.9, 38, 3144), ("9F", None, 37, 2885)),
+    *(("99", 162.1, 37, 3150), ("9B", None, 37, 2874)),
+    *(("95", 160.9, 36, 3140), ("97", None, 37, 2885)),
+    *(("91", 166.5, 37, 3150), ("93", None, 41, 2874)),
+    *(("8D", 170.5, 37, 3157), ("8F", None, 38, 2874)),
+    *(("89", 162.6, 37, 3144), ("8B", None, 37, 2885)),
+    *(("85", 165.0, 37, 3156), ("87", None, 39, 2877)),
+    *(("81", 165.6, 41, 3157), ("83", None, 39, 2877)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A row of npu-smi's process table; memory in MB."""
+
+    pid: int
+    name: str
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One chip (on A3 one die).
+
+    Attributes:
+        npu: NPU id of npu-smi.
+        chip: Chip on that NPU.
+        physical: Physical id, which ASCEND_VISIBLE_DEVICES and the plugin's device names use.
+        bus: PCI bus id.
+        health: OK, Warning, Alarm, Critical or UNKNOWN; from Alarm on the kubelet no longer offers it.
+        codes: Fault codes of `npu-smi info -t health`.
+        information: Their texts, one line each.
+        power: Watts; None prints "-".
+        temperature: °C.
+        aicore: Utilisation in percent.
+        ddr_total: MB; 0 on A2 and A3.
+        ddr_rate: Percent of it in use.
+        hbm_used: MB.
+        hbm_total: MB.
+        hbm_clock: MHz.
+        hbm_temperature: °C.
+        processes: Who uses it.
+    """
+
+    npu: int
+    chip: int
+    physical: int
+    bus: str
+    health: str = "OK"
+    codes: tuple[str, ...] = ()
+    information: tuple[str, ...] = ()
+    power: float | None = None
+    temperature: int = 40
+    aicore: int = 0
+    ddr_total: int = 0
+    ddr_rate: int = 0
+    hbm_used: int = 3314
+    hbm_total: int = 65536
+    hbm_clock: int = 1600
+    hbm_temperature: int = 42
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """All cards of one node; immutable, `write` puts it in force."""
+
+    product: str
+    name: str
+    chip_name: str
+    version: str
+    devices: tuple[Device, ...]
+    resource: str = field(default=RESOURCE)
+
+    @classmethod
+    def idle(cls, product: str) -> Self:
+        """A healthy idle node of that product (A2 or A3)."""
+        rows, chips = (_A2_IDLE, 1) if product == "A2" else (_A3_IDLE, 2)
+        devices = tuple(
+            Device(index // chips, index % chips, index, f"0000:{bus}:00.0", power=power, temperature=heat, hbm_used=used)
+            for index, (bus, power, heat, used) in enumerate(rows)
+        )
+        if product == "A2":
+            return cls("A2", "910B3", "Ascend 910B3", "24.1.rc1.b030", devices)
+        return cls("A3", "Ascend910", "Ascend910", "25.3.rc1", devices)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What the file says now."""
+        data: dict[str, Any] = json.loads(path.read_text())
+        rows = data.pop("devices")
+        return cls(devices=tuple(_device(row) for row in rows), **data)
+
+    def change(self, *physical: int, **fields: object) -> Self:
+        """The same node with those fields changed on those devices: `node.change(3, health="Alarm")`."""
+        devices = tuple(replace(device, **fields) if device.physical in physical else device for device in self.devices)  # type: ignore[arg-type] # replace() checks the names itself
+        return replace(self, devices=devices)
+
+    def only(self, physical: Iterable[int]) -> Self:
+        """The node with just those devices, as when the others fell off the bus."""
+        kept = set(physical)
+        return replace(self, devices=tuple(device for device in self.devices if device.physical in kept))
+
+    def write(self, path: Path) -> None:
+        """Put it in force; readers see the old file or the new one, never a part."""
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(asdict(self), indent=1))
+        os.replace(draft, path)
+
+
+def _device(row: dict[str, Any]) -> Device:
+    processes = tuple(Process(**process) for process in row.pop("processes"))
+    codes, information = tuple(row.pop("codes")), tuple(row.pop("information"))
+    return Device(**row, codes=codes, information=information, processes=processes)

@@ -1,0 +1,64 @@
+"""What a Docker daemon does to the host's packet filter, and taking it back. Used by engine.py for the daemon it started.
+
+A stopped dockerd leaves its chains, the jumps to them, and a FORWARD policy of DROP behind.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.shell import run
+
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The packet filter and forwarding switch at one time; JSON-able."""
+
+    rules: str
+    forwarding: str
+
+    @classmethod
+    def take(cls) -> "Snapshot":
+        """The state now."""
+        return cls(run("iptables-save"), _FORWARDING.read_text().strip())
+
+
+def removals(before: str, after: str) -> list[list[str]]:
+    """The iptables calls that take away Docker's chains and rules which are in `after` and were not in `before`.
+
+    Rules of anyone else stay, also those that came in between.
+    """
+    known = set(_by_table(before))
+    rules: list[list[str]] = []
+    chains: list[list[str]] = []
+    for table, line in _by_table(after):
+        if (table, line) in known or (table, line.split(" [")[0]) in {(t, k.split(" [")[0]) for t, k in known if k.startswith(":")}:
+            continue
+        if line.startswith("-A ") and "DOCKER" in line:
+            rules.append(["-t", table, "-D", *shlex.split(line)[1:]])
+        elif line.startswith(":DOCKER"):
+            chains.append(["-t", table, "-X", line[1:].split()[0]])
+    if ":FORWARD DROP" in after and ":FORWARD DROP" not in before:
+        chains.append(["-P", "FORWARD", "ACCEPT"])
+    return rules + chains
+
+
+def restore(before: Snapshot) -> None:
+    """Take away what Docker left, and set forwarding as it was."""
+    for call in removals(before.rules, Snapshot.take().rules):
+        run("iptables", *call)
+    if _FORWARDING.read_text().strip() != before.forwarding:
+        _FORWARDING.write_text(before.forwarding)
+
+
+def _by_table(text: str) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif line.startswith((":", "-A")):
+            lines.append((table, line.strip()))
+    return lines
