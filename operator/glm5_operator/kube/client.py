@@ -103,10 +103,10 @@ class Client:
                 return
             query["continue"] = meta["continue"]
 
-    async def apply(self, manifest: Mapping[str, Any], *, force: bool, subresource: str = "") -> Json:
+    async def apply(self, manifest: Mapping[str, Any], *, force: bool, subresource: str = "", manager: str = names.FIELD_MANAGER) -> Json:
         """Server-side apply. Without force a field of another manager is a FieldConflictError."""
         kind, meta = kinds.BY_NAME[manifest["kind"]], manifest["metadata"]
-        query = urlencode({"fieldManager": names.FIELD_MANAGER, "force": "true" if force else "false"})
+        query = urlencode({"fieldManager": manager, "force": "true" if force else "false"})
         path = f"{kind.path(meta.get('namespace', ''), meta['name'], subresource)}?{query}"
         return await self._request("apply", path, kind.name, manifest, content_type=_APPLY)
 
