@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.plan import findings
 from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.product import CARD_BYTES, GB
-from glm5_operator.plan.recipe import CARDS_PER_NODE, Layout, Recipe, recipe_of
+from glm5_operator.plan.recipe import Layout, Recipe, recipe_of
 
 if TYPE_CHECKING:
     from glm5_operator.api.service import GLM5ServiceSpec, ParallelismSpec, WeightsForm
@@ -113,11 +113,6 @@ def required_bytes(recipe: Recipe, weights: WeightsForm, shape: Shape, max_token
     part = (sizes.experts + sizes.draft) / shape.cards + sizes.rest / (shape.tensor * shape.pipeline)
     cache = recipe.kv_bytes(weights) * max_tokens / (shape.context * shape.pipeline)
     return round((part + recipe.reserve) * GB + cache)
-
-
-def standard_hardware(product: Product) -> Hardware:
-    """The servers that the recipes are written for."""
-    return Hardware(product=product, cards_per_node=CARDS_PER_NODE[product])
 
 
 def _native_refuses(spec: GLM5ServiceSpec, recipe: Recipe | None) -> Finding | None:
