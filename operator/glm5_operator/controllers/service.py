@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.service import GLM5Service
 from glm5_operator.controllers.announce import announce
-from glm5_operator.kube import ApiFailure, Applied, Key, Outcome
+from glm5_operator.controllers.steady import keep_strategy
+from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.service import ServicePlan, plan_service
 from glm5_operator.status.conditions import gave_up
@@ -21,10 +22,10 @@ from glm5_operator.status.pods import is_true
 from glm5_operator.status.service import Observed, Report, WriteFault, service_status
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import Applier, Cache, Events, Resource
-
-DEPLOYMENT = "Deployment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class ServiceController:
             return ServicePlan(
                 (), None, Finding("InvalidSpec", f"correct the spec, or bring CRD and operator to one version: {error}"), (), ""
             )
-        return plan_service(service, self.facts.service(service.spec.pool, seen.pods))
+        plan = plan_service(service, self.facts.service(service.spec.pool, seen.pods))
+        return keep_strategy(plan, seen.service, _deployment(seen.children))
 
     async def _apply(self, seen: _Seen, plan: ServicePlan) -> Applied:
         if plan.stalled:
@@ -88,10 +90,9 @@ class ServiceController:
     def _report(self, seen: _Seen, plan: ServicePlan, applied: Applied, now: datetime) -> Report:
         # The writes of this pass are in the cache already: an old Deployment must not vouch for a new plan.
         children = self.cache.children(seen.service["metadata"]["uid"]) if applied.changed else seen.children
-        deployment = next((child for child in children if child["kind"] == DEPLOYMENT), None)
         waiting = any(not is_true(pod, "PodScheduled") for pod in seen.pods)
         holders = self.facts.holders(seen.service["spec"].get("pool", ""), seen.pods) if waiting else ()
-        observed = Observed(deployment, seen.pods, self.facts.held_by(seen.pods), holders)
+        observed = Observed(_deployment(children), seen.pods, self.facts.held_by(seen.pods), holders)
         return service_status(seen.service, plan, observed, [_fault(failure) for failure in applied.errors], now)
 
     def _outcome(self, report: Report, applied: Applied, failure: ApiFailure | None, now: datetime) -> Outcome:
@@ -104,6 +105,10 @@ class ServiceController:
         if report.look_again is not None:
             return Outcome.again(min(self.resync, max(timedelta(0), report.look_again - now)))
         return Outcome.again(self.resync)
+
+
+def _deployment(children: Iterable[Resource]) -> Resource | None:
+    return next((child for child in children if child["kind"] == kinds.DEPLOYMENT.name), None)
 
 
 def _fault(failure: ApiFailure) -> WriteFault:
