@@ -102,8 +102,7 @@ def plan_pool(pool: NPUPool, all_pools: Iterable[NPUPool], nodes: tuple[NodeFact
         pool: the pool.
         all_pools: every pool of the cluster, this one among them.
         nodes: every node of the cluster, so that those that left the selector are released.
-        intolerant: DaemonSets on the pool's nodes that don't tolerate the role taint (`daemonset.intolerant`); while there are any,
-            no taint is set.
+        intolerant: DaemonSets on the pool's nodes that don't tolerate the role taint; while there are any, no taint is set.
     """
     pools = tuple(all_pools)
     name = pool.metadata.name

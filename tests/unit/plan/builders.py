@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glm5_operator.api.names import API_VERSION
 from glm5_operator.api.pool import NPUPool
@@ -10,6 +10,9 @@ from glm5_operator.api.service import GLM5Service
 from glm5_operator.plan.facts import NodeFacts, PoolFacts, Product, ServiceFacts, Site
 from glm5_operator.plan.service import ServicePlan, plan_service
 from glm5_operator.plan.sizing import Hardware
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RESOURCE = "huawei.com/Ascend910"
 CARDS = {Product.A2: 8, Product.A3: 16, Product.ATLAS_310P: 8, Product.A5: 8}
@@ -20,54 +23,74 @@ def standard_hardware(product: Product) -> Hardware:
     return Hardware(product=product, cards_per_node=CARDS[product])
 
 
-def service(model: str = "GLM-5.1", weights: str = "w8a8", *, name: str = "chat", namespace: str = "prod", **spec: Any) -> GLM5Service:
-    """A service of a model with a recipe; `source` and other fields of model are taken from `spec` too."""
-    stated = {
-        "name": model,
-        "weights": weights,
-        "source": spec.pop("source", f"pvc://weights/{model}-{weights}"),
-        **spec.pop("model_extra", {}),
-    }
+def service(
+    model: str = "GLM-5.1",
+    weights: str = "w8a8",
+    spec: Mapping[str, object] | None = None,
+    *,
+    name: str = "chat",
+    namespace: str = "prod",
+    source: str = "",
+    memory: str = "",
+) -> GLM5Service:
+    """A service of a model with a recipe."""
+    stated = {"name": model, "weights": weights, "source": source or f"pvc://weights/{model}-{weights}"}
+    if memory:
+        stated["memory"] = memory
     return GLM5Service.parse(
         {
             "apiVersion": API_VERSION,
             "kind": "GLM5Service",
             "metadata": {"name": name, "namespace": namespace},
-            "spec": {"model": stated, "pool": "inference", **spec},
+            "spec": {"model": stated, "pool": "inference", **(spec or {})},
         }
     )
 
 
-def tiny(*, memory: str = "1Gi", tensor: int = 1, weights: str = "bf16", **spec: Any) -> GLM5Service:
+def tiny(
+    spec: Mapping[str, object] | None = None,
+    *,
+    tensor: int = 1,
+    weights: str = "bf16",
+    memory: str = "1Gi",
+    name: str = "chat",
+    source: str = "",
+) -> GLM5Service:
     """A small model without a recipe."""
-    stated = {"tensor": tensor, **spec.pop("parallelism", {})}
-    return service("tiny-glm5", weights, model_extra={"memory": memory, **spec.pop("model_extra", {})}, parallelism=stated, **spec)
+    stated = {"parallelism": {"tensor": tensor}, **(spec or {})}
+    return service("tiny-glm5", weights, stated, name=name, source=source, memory=memory)
 
 
-def pool(name: str = "inference", *, role: str = "Inference", created: str = "2026-01-01T00:00:00Z", **spec: Any) -> NPUPool:
+def pool(
+    spec: Mapping[str, object] | None = None, *, name: str = "inference", role: str = "Inference", created: str = "2026-01-01T00:00:00Z"
+) -> NPUPool:
     """A pool that selects by label."""
-    if "nodeNames" not in spec:
-        spec.setdefault("nodeSelector", {"rack": "a"})
-    return NPUPool.parse(
-        {
-            "apiVersion": API_VERSION,
-            "kind": "NPUPool",
-            "metadata": {"name": name, "creationTimestamp": created},
-            "spec": {"role": role, **spec},
-        }
-    )
+    stated = {"role": role, **(spec or {})}
+    if "nodeNames" not in stated:
+        stated.setdefault("nodeSelector", {"rack": "a"})
+    metadata = {"name": name, "creationTimestamp": created}
+    return NPUPool.parse({"apiVersion": API_VERSION, "kind": "NPUPool", "metadata": metadata, "spec": stated})
 
 
-def node(name: str = "n0", product: Product | None = Product.A3, **facts: Any) -> NodeFacts:
+def node(
+    name: str = "n0",
+    product: Product | None = Product.A3,
+    *,
+    labels: Mapping[str, str] | None = None,
+    cards: int | None = None,
+    ready: bool = True,
+    schedulable: bool = True,
+    held: int = 0,
+    taints: frozenset[str] = frozenset(),
+) -> NodeFacts:
     """A node with as many cards as a server of its product."""
-    facts.setdefault("labels", {"rack": "a"})
-    facts.setdefault("allocatable", {RESOURCE: CARDS[product] if product else 8})
-    return NodeFacts(name=name, product=product, **facts)
+    count = cards if cards is not None else CARDS[product] if product else 8
+    return NodeFacts(name, {"rack": "a"} if labels is None else labels, product, {RESOURCE: count}, ready, schedulable, held, taints)
 
 
-def nodes(product: Product | None = Product.A3, count: int = 2, **facts: Any) -> tuple[NodeFacts, ...]:
+def nodes(product: Product | None = Product.A3, count: int = 2) -> tuple[NodeFacts, ...]:
     """Equal nodes."""
-    return tuple(node(f"n{index}", product, **facts) for index in range(count))
+    return tuple(node(f"n{index}", product) for index in range(count))
 
 
 def facts(*members: NodeFacts, of: NPUPool | None = None, site: Site | None = None, own_held: dict[str, int] | None = None) -> ServiceFacts:
@@ -75,9 +98,11 @@ def facts(*members: NodeFacts, of: NPUPool | None = None, site: Site | None = No
     return ServiceFacts(PoolFacts(of or pool(), members or nodes()), site or Site(), own_held or {})
 
 
-def plan(wanted: GLM5Service, *members: NodeFacts, **known: Any) -> ServicePlan:
+def plan(
+    wanted: GLM5Service, *members: NodeFacts, of: NPUPool | None = None, site: Site | None = None, own_held: dict[str, int] | None = None
+) -> ServicePlan:
     """The plan of a service on these nodes."""
-    return plan_service(wanted, facts(*members, **known))
+    return plan_service(wanted, facts(*members, of=of, site=site, own_held=own_held))
 
 
 def child(planned: ServicePlan, kind: str) -> dict[str, Any]:

@@ -19,14 +19,14 @@ from tests.unit.plan.builders import service, standard_hardware, tiny
 SERVED = (Product.A2, Product.A3)
 
 
-def sized(product: Product = Product.A3, **spec: Any) -> Sizing:
-    found = size(service(**spec).spec, standard_hardware(product))
+def sized(product: Product, model: str = "GLM-5.1", weights: str = "w8a8", spec: dict[str, Any] | None = None) -> Sizing:
+    found = size(service(model, weights, spec).spec, standard_hardware(product))
     assert isinstance(found, Sizing), found
     return found
 
 
-def refused(product: Product = Product.A3, **spec: Any) -> Finding:
-    found = size(service(**spec).spec, standard_hardware(product))
+def refused(product: Product, model: str, weights: str, spec: dict[str, Any]) -> Finding:
+    found = size(service(model, weights, spec).spec, standard_hardware(product))
     assert isinstance(found, Finding), found
     return found
 
@@ -39,7 +39,7 @@ CARD_GB = 64
 
 @st.composite
 def specs(draw: st.DrawFn) -> dict[str, Any]:
-    spec: dict[str, Any] = {"model": draw(st.sampled_from(KNOWN_MODELS)), "weights": draw(st.sampled_from(WEIGHTS_FORMS))}
+    spec: dict[str, Any] = {}
     parallelism = draw(
         st.fixed_dictionaries(
             {},
@@ -59,18 +59,18 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(specs(), st.sampled_from(SERVED))
-def test_whatever_sizing_accepts_fits_memory(spec: dict[str, Any], product: Product) -> None:
-    found = size(service(**spec).spec, standard_hardware(product))
+@given(st.sampled_from(KNOWN_MODELS), st.sampled_from(WEIGHTS_FORMS), specs(), st.sampled_from(SERVED))
+def test_whatever_sizing_accepts_fits_memory(model: str, weights: str, spec: dict[str, Any], product: Product) -> None:
+    found = size(service(model, weights, spec).spec, standard_hardware(product))
     if isinstance(found, Finding):
         assert "spec." in found.message, "a refusal says what to change"
         return
     assert found.layout is not None
     assert found.recipe is not None
     assert found.max_tokens is not None
-    kv = KV_BYTES[spec["model"]] / (2 if spec["weights"].endswith("c8") else 1)
+    kv = KV_BYTES[model] / (2 if weights.endswith("c8") else 1)
     copies = found.cards / found.shape.context / found.shape.pipeline  # each tensor rank keeps the whole latent, only these two split it
-    need = WEIGHT_GB[spec["weights"]] * GB + kv * found.max_tokens * copies + found.recipe.reserve * GB * found.cards
+    need = WEIGHT_GB[weights] * GB + kv * found.max_tokens * copies + found.recipe.reserve * GB * found.cards
     assert need <= found.cards * CARD_GB * GB * found.layout.utilization
     assert found.nodes == -(-found.cards // CARDS_PER_NODE[product])
     assert found.shm_bytes < found.memory_bytes
@@ -81,7 +81,7 @@ def test_whatever_sizing_accepts_fits_memory(spec: dict[str, Any], product: Prod
 def test_every_layout_of_a_recipe_is_reachable_and_fits(model: str, product: Product) -> None:
     recipe = recipes()[model]
     for layout in (known for known in recipe.layouts if known.product == product):
-        found = sized(product, model=model, weights=layout.weights, context={"maxTokens": layout.max_tokens})
+        found = sized(product, model, layout.weights, {"context": {"maxTokens": layout.max_tokens}})
         assert found.layout == layout
         assert required_bytes(recipe, layout.weights, found.shape, layout.max_tokens) <= CARD_GB * GB * layout.utilization
 
@@ -93,72 +93,54 @@ def test_recipes_know_the_models_that_the_api_knows_and_agree_on_their_context()
 
 
 def test_a_longer_context_takes_the_next_larger_layout() -> None:
-    assert sized(weights="w8a8").nodes == 1
-    assert sized(weights="w8a8", context={"maxTokens": 40961}).nodes == 2
+    assert sized(Product.A3).nodes == 1
+    assert sized(Product.A3, spec={"context": {"maxTokens": 40961}}).nodes == 2
 
 
 def test_a_million_tokens_of_glm_5_2_split_the_cache_over_all_dies_of_an_a3_node() -> None:
-    found = sized(model="GLM-5.2", weights="w4a8c8", context={"maxTokens": 1_000_000})
+    found = sized(Product.A3, "GLM-5.2", "w4a8c8", {"context": {"maxTokens": 1_000_000}})
 
     assert (found.shape.tensor, found.shape.context, found.nodes) == (16, 16, 1)
 
 
 def test_stated_tensor_parallelism_keeps_the_faster_layout_of_the_default_context() -> None:
-    found = sized(model="GLM-5.2", weights="w4a8c8", parallelism={"tensor": 16})
+    found = sized(Product.A3, "GLM-5.2", "w4a8c8", {"parallelism": {"tensor": 16}})
 
     assert (found.shape.tensor, found.shape.data, found.shape.context, found.max_tokens) == (16, 1, 1, 135000)
 
 
-@pytest.mark.parametrize(
-    ("product", "spec", "reason", "says"),
-    [
-        # The tables win: bytes would fit, and it doesn't.
-        (Product.A2, {"model": "GLM-5.2", "weights": "w4a8c8", "parallelism": {"tensor": 8}}, "WeightsDoNotFit", "needs 16 cards of A2"),
-        (Product.A2, {"model": "GLM-5.1", "weights": "w8a8"}, "WeightsDoNotFit", "w8a8 on one A3 node"),
-        (Product.ATLAS_310P, {"weights": "w4a8"}, "WeightsDoNotFit", "no way to serve GLM-5.1 w4a8 on 310P"),
-        (Product.A5, {"weights": "w8a8"}, "WeightsDoNotFit", "on 950"),
-        (Product.A3, {"weights": "w8a8", "parallelism": {"tensor": 8}}, "WeightsDoNotFit", "needs 16 cards of A3"),
-        (Product.A3, {"weights": "w4a8c8"}, "WeightsNotKnown", "no w4a8c8 weights of GLM-5.1 are known"),
-        (Product.A3, {"model": "GLM-5.2", "weights": "w4a8"}, "WeightsNotKnown", "w4a8c8"),
-        (
-            Product.A2,
-            {"model": "GLM-5.2", "weights": "w4a8c8", "context": {"maxTokens": 1024000}},
-            "ContextDoesNotFit",
-            "w4a8c8 on one A3 node",
-        ),
-        (
-            Product.A3,
-            {"model": "GLM-5.2", "weights": "w4a8c8", "context": {"maxTokens": 1024001}},
-            "ContextDoesNotFit",
-            "reaches 1024000 tokens",
-        ),
-        (
-            Product.A3,
-            {"weights": "w8a8", "parallelism": {"tensor": 16}, "context": {"maxTokens": 65536}},
-            "ContextDoesNotFit",
-            "reaches 40960",
-        ),
-        (
-            Product.A3,
-            {"weights": "w8a8", "context": {"maxTokens": 202752}},
-            "ContextDoesNotFit",
-            "lower spec.context.maxTokens from 202752",
-        ),
-        # Arithmetic refuses what the tables don't mention: data parallelism of 16 repeats the attention weights sixteen times.
-        (Product.A3, {"weights": "w8a8", "parallelism": {"tensor": 1, "data": 16}}, "WeightsDoNotFit", "tensor before data"),
-        (Product.A3, {"weights": "w8a8", "parallelism": {"tensor": 1, "data": 17, "pipeline": 3}}, "OddDies", "51 dies leave half a card"),
-        (Product.A3, {"weights": "bf16", "engine": {"name": "native"}}, "NativeNeedsOneCard", "set spec.engine.name to vllm"),
-    ],
-)
-def test_what_can_not_fit_is_refused_with_what_to_change(product: Product, spec: dict[str, Any], reason: str, says: str) -> None:
-    finding = refused(product, **spec)
+REFUSALS = [
+    # The tables win: bytes would fit, and it doesn't.
+    (Product.A2, "GLM-5.2 w4a8c8", {"parallelism": {"tensor": 8}}, "WeightsDoNotFit", "needs 16 cards of A2"),
+    (Product.A2, "GLM-5.1 w8a8", {}, "WeightsDoNotFit", "w8a8 on one A3 node"),
+    (Product.ATLAS_310P, "GLM-5.1 w4a8", {}, "WeightsDoNotFit", "no way to serve GLM-5.1 w4a8 on 310P"),
+    (Product.A5, "GLM-5.1 w8a8", {}, "WeightsDoNotFit", "on 950"),
+    (Product.A3, "GLM-5.1 w8a8", {"parallelism": {"tensor": 8}}, "WeightsDoNotFit", "needs 16 cards of A3"),
+    (Product.A3, "GLM-5.1 w4a8c8", {}, "WeightsNotKnown", "no w4a8c8 weights of GLM-5.1 are known"),
+    (Product.A3, "GLM-5.2 w4a8", {}, "WeightsNotKnown", "w4a8c8"),
+    (Product.A2, "GLM-5.2 w4a8c8", {"context": {"maxTokens": 1024000}}, "ContextDoesNotFit", "w4a8c8 on one A3 node"),
+    (Product.A3, "GLM-5.2 w4a8c8", {"context": {"maxTokens": 1024001}}, "ContextDoesNotFit", "reaches 1024000 tokens"),
+    (Product.A3, "GLM-5.1 w8a8", {"parallelism": {"tensor": 16}, "context": {"maxTokens": 65536}}, "ContextDoesNotFit", "reaches 40960"),
+    (Product.A3, "GLM-5.1 w8a8", {"context": {"maxTokens": 202752}}, "ContextDoesNotFit", "lower spec.context.maxTokens from 202752"),
+    # Arithmetic refuses what the tables don't mention: data parallelism of 16 repeats the attention weights sixteen times.
+    (Product.A3, "GLM-5.1 w8a8", {"parallelism": {"tensor": 1, "data": 16}}, "WeightsDoNotFit", "tensor before data"),
+    (Product.A3, "GLM-5.1 w8a8", {"parallelism": {"tensor": 1, "data": 17, "pipeline": 3}}, "OddDies", "51 dies leave half a card"),
+    (Product.A3, "GLM-5.1 bf16", {"engine": {"name": "native"}}, "NativeNeedsOneCard", "set spec.engine.name to vllm"),
+]
+
+
+@pytest.mark.parametrize(("product", "what", "spec", "reason", "says"), REFUSALS)
+def test_what_can_not_fit_is_refused_with_what_to_change(product: Product, what: str, spec: dict[str, Any], reason: str, says: str) -> None:
+    model, weights = what.split()
+
+    finding = refused(product, model, weights, spec)
 
     assert finding.reason == reason
     assert says in finding.message
 
 
 def test_small_cards_are_refused_by_arithmetic() -> None:
-    found = size(service(weights="w4a8").spec, Hardware(Product.A2, cards_per_node=8, card_bytes=32 * GB))
+    found = size(service("GLM-5.1", "w4a8").spec, Hardware(Product.A2, cards_per_node=8, card_bytes=32 * GB))
 
     assert isinstance(found, Finding)
     assert found.reason == "WeightsDoNotFit"
@@ -185,7 +167,7 @@ def test_an_unknown_product_asks_for_it_only_where_a_recipe_needs_it() -> None:
     ],
 )
 def test_an_a3_replica_takes_one_die_or_an_even_number(tensor: int, product: Product, accepted: bool) -> None:
-    found = size(tiny(tensor=tensor, engine={"name": "vllm"}).spec, standard_hardware(product))
+    found = size(tiny({"engine": {"name": "vllm"}}, tensor=tensor).spec, standard_hardware(product))
 
     assert isinstance(found, Sizing) == accepted
     if isinstance(found, Finding):
@@ -203,9 +185,11 @@ def test_an_a3_replica_takes_one_die_or_an_even_number(tensor: int, product: Pro
         ({"maxSequences": 4, "maxBatchedTokens": 64}, None, 4, 64),
     ],
 )
-def test_what_the_user_leaves_open_follows_what_they_state(context: Any, speculative: Any, sequences: int, batched: int) -> None:
+def test_what_the_user_leaves_open_follows_what_they_state(
+    context: dict[str, int] | None, speculative: dict[str, int] | None, sequences: int, batched: int
+) -> None:
     optional = {key: value for key, value in (("context", context), ("speculative", speculative)) if value is not None}
-    found = sized(weights="w8a8", **optional)
+    found = sized(Product.A3, spec=optional)
 
     assert (found.max_sequences, found.max_batched_tokens) == (sequences, batched)
 
@@ -223,8 +207,8 @@ def test_shared_memory_scales_with_a_stated_memory(memory: str, shm_mib: int) ->
 
 def test_a_model_without_a_recipe_must_state_memory_and_parallelism() -> None:
     hardware = standard_hardware(Product.A2)
-    no_memory = size(service("mine", "bf16", parallelism={"tensor": 1}).spec, hardware)
-    no_tensor = size(service("mine", "bf16", model_extra={"memory": "4Gi"}).spec, hardware)
+    no_memory = size(service("mine", "bf16", {"parallelism": {"tensor": 1}}).spec, hardware)
+    no_tensor = size(service("mine", "bf16", memory="4Gi").spec, hardware)
     too_small = size(tiny(memory="255Mi").spec, hardware)
 
     assert [found.reason for found in (no_memory, no_tensor, too_small) if isinstance(found, Finding)] == [
@@ -236,25 +220,28 @@ def test_a_model_without_a_recipe_must_state_memory_and_parallelism() -> None:
 
 def test_native_refuses_several_cards_and_quantized_weights() -> None:
     hardware = standard_hardware(Product.A2)
-    reasons = [size(tiny(**spec).spec, hardware) for spec in ({"tensor": 2}, {"weights": "w8a8"})]
+    reasons = [size(spec.spec, hardware) for spec in (tiny(tensor=2), tiny(weights="w8a8"))]
 
     assert [found.reason for found in reasons if isinstance(found, Finding)] == ["NativeNeedsOneCard", "NativeReadsBf16"]
 
 
 def test_a_stated_memory_replaces_the_recipes_one() -> None:
-    found = sized(weights="w8a8", model_extra={"memory": "100Gi"})
+    found = size(service(memory="100Gi").spec, standard_hardware(Product.A3))
 
+    assert isinstance(found, Sizing)
     assert (found.memory_bytes, found.shm_bytes) == (100 * 2**30, 50 * 2**30)
 
 
 @pytest.mark.parametrize(
-    ("product", "spec", "reasons"),
+    ("model", "weights", "spec", "reasons"),
     [
-        (Product.A3, {"weights": "w8a8"}, []),
-        (Product.A3, {"model": "GLM-5.2", "weights": "w8a8"}, ["LayoutDerived"]),
-        (Product.A3, {"model": "GLM-5.3", "weights": "w4a8c8"}, ["LayoutDerived"]),
-        (Product.A3, {"weights": "w4a8", "parallelism": {"tensor": 8, "data": 2}}, ["LayoutNotDocumented"]),
+        ("GLM-5.1", "w8a8", {}, []),
+        ("GLM-5.2", "w8a8", {}, ["LayoutDerived"]),
+        ("GLM-5.3", "w4a8c8", {}, ["LayoutDerived"]),
+        ("GLM-5.1", "w4a8", {"parallelism": {"tensor": 8, "data": 2}}, ["LayoutNotDocumented"]),
     ],
 )
-def test_a_layout_that_nobody_documents_is_planned_with_a_warning(product: Product, spec: dict[str, Any], reasons: list[str]) -> None:
-    assert [warning.reason for warning in sized(product, **spec).warnings] == reasons
+def test_a_layout_that_nobody_documents_is_planned_with_a_warning(
+    model: str, weights: str, spec: dict[str, Any], reasons: list[str]
+) -> None:
+    assert [warning.reason for warning in sized(Product.A3, model, weights, spec).warnings] == reasons
