@@ -44,8 +44,8 @@ class Relist:
         self._kinds = tuple(kinds)
         self._namespaces = namespaces
         self._changed = changed
-        self._pending: set[str] = {kind.name for kind in self._kinds}
-        self._never: set[str] = set(self._pending)
+        self._pending: set[str] = {kind.name for kind in self._kinds if not kind.watched}  # a watch asks for its kind when it starts
+        self._never: set[str] = {kind.name for kind in self._kinds}
         self._wake = asyncio.Event()
         self._wake.set()
         self._warm = asyncio.Event()

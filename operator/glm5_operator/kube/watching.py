@@ -16,6 +16,7 @@ import kopf
 from kubernetes.aio.client.rest import RESTClientObject
 
 from glm5_operator.api import names
+from glm5_operator.kube.client import uses_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -99,9 +100,8 @@ def registry_for(
     kinds: Iterable[Kind],
     news: Callable[[Kind, str | None, Mapping[str, Any]], None],
     login: Callable[[], kopf.AiohttpSession],
-    started: Callable[[], None],
 ) -> kopf.OperatorRegistry:
-    """Handlers: one for each kind, the login, and a word when kopf has taken over the signal handlers."""
+    """Handlers: one for each kind, and the login."""
     registry = kopf.OperatorRegistry()
     for kind in kinds:
         kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=kind.plural)(_handler(kind, news))
@@ -109,11 +109,7 @@ def registry_for(
     async def log_in(**_: object) -> kopf.AiohttpSession:
         return login()
 
-    async def start(**_: object) -> None:
-        started()
-
     kopf.on.login(registry=registry, id="login")(log_in)
-    kopf.on.startup(registry=registry, id="startup")(start)
     return registry
 
 
@@ -155,7 +151,11 @@ class WatchSession:
         rest = RESTClientObject(self._configuration)
         connector = aiohttp.TCPConnector(limit=0, ssl=rest.ssl_context)
         session = aiohttp.ClientSession(
-            connector=connector, trace_configs=[trace], headers={"User-Agent": names.FIELD_MANAGER}, trust_env=True, read_bufsize=2**21
+            connector=connector,
+            trace_configs=[trace],
+            headers={"User-Agent": names.FIELD_MANAGER},
+            trust_env=uses_proxy(),
+            read_bufsize=2**21,
         )
         self._sessions.append(session)
         return kopf.AiohttpSession(aiohttp_session=session, server=self._configuration.host)
