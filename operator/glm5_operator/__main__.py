@@ -1,4 +1,4 @@
-"""`glm5-operator`: flags and environment in, a running operator out. Ends the process; nothing else here.
+"""`glm5-operator`: flags and environment in, a running operator (or a clean-up before its removal) out. Nothing else here.
 
 A lost lease ends it without any clean-up: somebody else may be writing already, and whatever this process still had in mind is stale.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from glm5_operator.settings import Log, Settings
 
+EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
 EXIT_LEASE_LOST: Final = 75  # "try again later", as sysexits.h has it
 
@@ -38,6 +39,13 @@ class _JsonFormatter(logging.Formatter):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="glm5-operator", description="Reconciles GLM5Service and NPUPool. All settings: docs/settings.md")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=("run", "cleanup"),
+        default="run",
+        help="cleanup takes the operator's labels and taints off all nodes.",
+    )
     parser.add_argument("--version", action="version", version=version("glm5-ascend"))
     parser.add_argument("--kubeconfig", help="Default: the pod's service account, else $KUBECONFIG or ~/.kube/config.")
     parser.add_argument("--namespace", action="append", help="Reconcile only this namespace; may be repeated. Default: all.")
@@ -80,12 +88,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"glm5-operator: {fault}\n")
         return EXIT_SETTINGS
     _set_up_logging(settings.log)
+    if arguments.command == "cleanup":
+        return _cleanup(settings, arguments.kubeconfig)
 
     # After the settings: a wrong one should be answered at once, and these take most of a second.
-    from glm5_operator import app  # noqa: PLC0415
+    from glm5_operator import app  # noqa: PLC0415 - see above
     from glm5_operator.controllers import build  # noqa: PLC0415
 
     asyncio.run(app.run(settings, build, _leave_at_once, arguments.kubeconfig))
+    return 0
+
+
+def _cleanup(settings: Settings, kubeconfig: str | None) -> int:
+    from glm5_operator.controllers.cleanup import CleanupError, cleanup  # noqa: PLC0415 - as above
+    from glm5_operator.kube.errors import KubeError  # noqa: PLC0415
+
+    try:
+        asyncio.run(cleanup(settings, kubeconfig))
+    except (CleanupError, KubeError) as error:
+        log.error("cleanup: %s", error)
+        return EXIT_FAILED
     return 0
 
 
