@@ -1,0 +1,204 @@
+"""podTemplates over planned pods: what merges, and what can't be undone. A podTemplate is whatever a user wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glm5_operator.plan.merge import merge
+from glm5_operator.plan.service import ServicePlan
+from tests.unit.plan.builders import RESOURCE, child, engine_of, env_of, plan, pod_of, pool, tiny
+
+
+def engine(**fields: object) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "engine", **fields}]}}
+
+
+def with_template(template: dict[str, Any]) -> ServicePlan:
+    return plan(tiny({"podTemplate": template}))
+
+
+def test_lists_merge_by_their_key_and_keep_the_planned_entries() -> None:
+    planned = with_template(
+        {
+            "metadata": {"annotations": {"team": "nlp"}, "labels": {"env": "prod"}},
+            "spec": {
+                "runtimeClassName": "ascend",
+                "imagePullSecrets": [{"name": "registry"}],
+                "containers": [
+                    {
+                        "name": "engine",
+                        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}, {"name": "OMP_NUM_THREADS", "value": "4"}],
+                        "volumeMounts": [{"name": "driver", "mountPath": "/usr/local/Ascend/driver", "readOnly": True}],
+                        "resources": {"requests": {"cpu": "2"}},
+                    },
+                    {"name": "sidecar", "image": "exporter:1"},
+                ],
+                "volumes": [{"name": "driver", "hostPath": {"path": "/usr/local/Ascend/driver"}}],
+                "tolerations": [{"key": "maintenance", "operator": "Exists"}],
+            },
+        }
+    )
+    pod, container = pod_of(planned), engine_of(planned)
+
+    assert child(planned, "Deployment")["spec"]["template"]["metadata"]["labels"]["env"] == "prod"
+    assert [entry["name"] for entry in pod["containers"]] == ["engine", "sidecar"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["model", "shm", "tmp", "home", "driver"]
+    assert [entry["key"] for entry in pod["tolerations"]] == ["glm5.dev/role", "maintenance"]
+    assert env_of(planned)["HTTPS_PROXY"] == "http://proxy"
+    assert env_of(planned)["OMP_NUM_THREADS"] == "4"
+    assert container["resources"]["requests"] == {"cpu": "2", "memory": "1Gi", RESOURCE: "1"}
+    assert len(container["volumeMounts"]) == 5
+
+
+def test_the_services_template_lies_over_the_pools() -> None:
+    site = pool({"podTemplate": engine(env=[{"name": "PROXY", "value": "site"}, {"name": "SITE", "value": "a"}])})
+    planned = plan(tiny({"podTemplate": engine(env=[{"name": "PROXY", "value": "mine"}])}), of=site)
+
+    assert (env_of(planned)["PROXY"], env_of(planned)["SITE"]) == ("mine", "a")
+
+
+def test_an_entry_with_a_source_is_replaced_as_a_whole() -> None:
+    planned = with_template(
+        {
+            "spec": {
+                "volumes": [{"name": "home", "persistentVolumeClaim": {"claimName": "cache"}}],
+                "containers": [{"name": "engine", "env": [{"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}],
+            }
+        }
+    )
+
+    assert next(volume for volume in pod_of(planned)["volumes"] if volume["name"] == "home") == {
+        "name": "home",
+        "persistentVolumeClaim": {"claimName": "cache"},
+    }
+    assert next(entry for entry in engine_of(planned)["env"] if entry["name"] == "HOME") == {
+        "name": "HOME",
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
+    }
+
+
+def test_another_way_to_check_replaces_the_planned_one_and_keeps_its_timing() -> None:
+    probe = engine_of(with_template(engine(startupProbe={"tcpSocket": {"port": "http"}})))["startupProbe"]
+
+    assert "httpGet" not in probe
+    assert probe["tcpSocket"] == {"port": "http"}
+    assert probe["failureThreshold"] > 1
+
+
+def test_null_removes_what_is_not_guaranteed() -> None:
+    assert "livenessProbe" not in engine_of(with_template(engine(livenessProbe=None)))
+
+
+def test_merging_leaves_the_planned_pod_and_the_template_as_they_were() -> None:
+    base: dict[str, Any] = {"spec": {"containers": [{"name": "engine", "env": []}]}}
+    over: dict[str, Any] = {"spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "1"}]}]}}
+
+    merged = merge(base, over)
+    merged["spec"]["containers"][0]["env"][0]["value"] = "2"
+
+    assert base == {"spec": {"containers": [{"name": "engine", "env": []}]}}
+    assert over["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ({"spec": {"nodeSelector": {"glm5.dev/pool": "other"}}}, "spec.nodeSelector[glm5.dev/pool]"),
+        ({"spec": {"nodeSelector": {"glm5.dev/pool": None}}}, "spec.nodeSelector[glm5.dev/pool]"),
+        ({"spec": {"nodeSelector": None}}, "spec.nodeSelector[glm5.dev/pool]"),
+        ({"spec": None}, "spec.nodeSelector[glm5.dev/pool]"),
+        ({"spec": {"nodeName": "n7"}}, "spec.nodeName"),
+        ({"spec": {"restartPolicy": "Never"}}, "spec.restartPolicy"),
+        ({"spec": {"tolerations": None}}, "spec.tolerations"),
+        ({"spec": {"automountServiceAccountToken": True}}, "spec.automountServiceAccountToken"),
+        ({"metadata": {"labels": {"app.kubernetes.io/name": "mine"}}}, "metadata.labels[app.kubernetes.io/name]"),
+        ({"metadata": {"labels": {"glm5.dev/serving": "false"}}}, "metadata.labels[glm5.dev/serving]"),
+        ({"metadata": {"labels": {"glm5.dev/service": None}}}, "metadata.labels[glm5.dev/service]"),
+        ({"metadata": None}, "metadata.labels"),
+        ({"spec": {"containers": None}}, "spec.containers[engine]"),
+        (engine(resources={"limits": {RESOURCE: "2"}}), f"resources.limits[{RESOURCE}]"),
+        (engine(resources={"requests": {RESOURCE: None}}), f"resources.requests[{RESOURCE}]"),
+        (engine(resources=None), f"resources.limits[{RESOURCE}]"),
+        (engine(ports=[{"name": "http", "containerPort": 9000}]), "ports[http]"),
+        (engine(ports=None), "ports[http]"),
+    ],
+)
+def test_a_template_can_not_undo_what_the_plan_guarantees(template: dict[str, Any], path: str) -> None:
+    for planned, whose in (
+        (with_template(template), "spec.podTemplate may not"),
+        (plan(tiny(), of=pool({"podTemplate": template})), "of NPUPool inference may not"),
+    ):
+        assert planned.stalled is not None
+        assert planned.stalled.reason == "PodTemplateRefused"
+        assert path in planned.stalled.message
+        assert whose in planned.stalled.message
+
+
+def test_stating_the_planned_number_of_cards_again_is_no_change() -> None:
+    assert with_template(engine(resources={"limits": {RESOURCE: 1}})).stalled is None
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"spec": "text"},
+        {"spec": {"containers": "engine"}},
+        {"spec": {"containers": ["engine"]}},
+        {"spec": {"containers": [{"image": "x:1"}]}},
+        {"spec": {"containers": [{"name": ["engine"]}]}},
+        {"spec": {"volumes": {"name": "x"}}},
+        {"spec": {"tolerations": "all"}},
+        {"spec": {"nodeSelector": ["glm5.dev/pool"]}},
+        {"metadata": {"labels": 3}},
+        engine(env={"A": "1"}),
+        engine(resources="all"),
+        engine(ports="http"),
+        engine(volumeMounts=[{"name": "x"}]),
+    ],
+)
+def test_a_malformed_template_is_refused_by_name_and_breaks_nothing(template: dict[str, Any]) -> None:
+    planned = with_template(template)
+
+    assert planned.stalled is not None
+    assert planned.stalled.reason == "PodTemplateRefused"
+
+
+KEYS = st.sampled_from(
+    [
+        "spec",
+        "metadata",
+        "labels",
+        "containers",
+        "name",
+        "engine",
+        "env",
+        "resources",
+        "limits",
+        "ports",
+        "nodeSelector",
+        "tolerations",
+        "volumes",
+        "x",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(KEYS, JSON, max_size=4))
+def test_no_template_can_stop_the_planner_or_take_the_pin_away(template: dict[str, Any]) -> None:
+    planned = with_template(template)
+
+    if planned.stalled is None:
+        assert pod_of(planned)["nodeSelector"]["glm5.dev/pool"] == "inference"
+        assert engine_of(planned)["resources"]["limits"][RESOURCE] == "1"
+    else:
+        assert planned.stalled.reason == "PodTemplateRefused"
