@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ARCHITECTURE = "glm_moe_dsa"
 _NATIVE_ONLY = "the native engine reads bf16, fp16 or fp32 weights; use such a checkpoint or `engine: {name: vllm}`"
 
+_WRITTEN_AS = {"eos_token_ids": "eos_token_id", "rope_theta": "rope_parameters.rope_theta"}
+"""Derived fields and where a file has them."""
+
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -94,7 +97,7 @@ class ModelConfig(BaseModel):
         try:
             config = cls.model_validate(_derive(raw, generation, faults))
         except ValidationError as error:
-            faults.extend(f"{'.'.join(map(str, fault['loc'])) or 'values'}: {_say(fault)}" for fault in error.errors())
+            faults.extend(_say(fault) for fault in error.errors())
             raise ConfigError(_report(path, faults)) from error
         if faults:
             raise ConfigError(_report(path, faults))
@@ -222,11 +225,14 @@ def _derive_layers(raw: dict[str, Any], values: dict[str, Any], layers: int, fau
 
 
 def _say(fault: ErrorDetails) -> str:
-    """One pydantic fault with its remedy."""
+    """One pydantic fault with the field as the file names it, and the remedy."""
+    field = ".".join(map(str, fault["loc"]))
+    for derived, written in _WRITTEN_AS.items():
+        field = field.replace(derived, written)
     if fault["type"] == "missing":
-        return "missing; take config.json and generation_config.json from the checkpoint's own release"
+        return f"{field}: missing; take config.json and generation_config.json from the checkpoint's own release"
     message = str(fault["msg"]).removeprefix("Value error, ")
-    return message if fault["type"] == "value_error" else f"{message}, is {fault['input']!r}"
+    return message if fault["type"] == "value_error" else f"{field}: {message}, is {str(fault['input'])[:80]!r}"
 
 
 def _report(path: Path, faults: list[str]) -> str:

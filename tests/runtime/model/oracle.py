@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 PAGE = 16
 
 
-def _stable_topk(scores: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+def _stable_topk(scores: Tensor, k: int, dim: int = -1, largest: bool = True, **_: object) -> torch.return_types.topk:
     values, indices = torch.sort(scores, dim=dim, descending=largest, stable=True)
     return torch.return_types.topk((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
 
@@ -67,7 +67,7 @@ def reference(model: GlmMoeDsaForCausalLM, tokens: Sequence[int]) -> Reference:
     return Reference(logits, selections)
 
 
-def seeded_checkpoint(directory: Path, seed: int, **changes: Any) -> GlmMoeDsaForCausalLM:
+def seeded_checkpoint(directory: Path, seed: int, **changes: object) -> GlmMoeDsaForCausalLM:
     """A random model of some shape, saved as a checkpoint; nothing is zero or one, so that no term can be forgotten unseen."""
     config = GlmMoeDsaConfig(
         bos_token_id=None,

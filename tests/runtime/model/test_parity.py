@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from glm5_runtime.model.decoder import Decoder
 
-_SMALL = {
+_SMALL: dict[str, object] = {
     "vocab_size": 160,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -40,7 +40,7 @@ _SMALL = {
     "index_n_heads": 4,
     "max_position_embeddings": 512,
 }
-SHAPES = {
+SHAPES: dict[str, dict[str, object]] = {
     "an indexer on every layer, no dense layer": {"first_k_dense_replace": 0},
     "one head, dense layers only": {"num_attention_heads": 1, "num_key_value_heads": 1, "first_k_dense_replace": 4},
     "the schedule of GLM-5.2": {"num_hidden_layers": 8, "index_topk_freq": 4, "index_skip_topk_offset": 3, "first_k_dense_replace": 3},
@@ -66,8 +66,9 @@ def test_a_random_model_agrees_with_the_reference_below_and_above_index_topk(sha
     changes = {**_SMALL, **SHAPES[shape]}
     model = seeded_checkpoint(tmp_path, seed=list(SHAPES).index(shape), **changes)
     decoder = ours(tmp_path)
-    for length in (changes["index_topk"], 90):
-        tokens = torch.randint(changes["vocab_size"], (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    topk = decoder.config.index_topk
+    for length in (topk, 90):
+        tokens = torch.randint(decoder.config.vocab_size, (length,), generator=torch.Generator().manual_seed(length)).tolist()
         expected = reference(model, tokens)
         injected = Injected(expected.selections)
         difference = (logits_of(decoder, tokens, select=injected) - expected.logits).abs().max()
@@ -75,7 +76,7 @@ def test_a_random_model_agrees_with_the_reference_below_and_above_index_topk(sha
         assert expected.logits.std() > 0.3  # else small logits alone would pass
         assert injected.worst < 1e-5
         full = {layer for layer, kind in enumerate(decoder.config.indexer_types) if kind == "full"}
-        assert injected.layers == (full if length > changes["index_topk"] else set())
+        assert injected.layers == (full if length > topk else set())
 
 
 @pytest.fixture(scope="module")
