@@ -153,14 +153,15 @@ class ApiObject(Model):
         try:
             return cls.model_validate(resource, by_alias=True, by_name=False)
         except ValidationError as error:
-            raise InvalidObjectError(cls.__name__, _faults(error)) from error
+            raise InvalidObjectError(cls.__name__, faults_of(error)) from error
 
     def manifest(self) -> dict[str, JsonValue]:
         """The object as plain JSON, only with what was set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
-def _faults(error: ValidationError) -> tuple[tuple[str, str], ...]:
+def faults_of(error: ValidationError) -> tuple[tuple[str, str], ...]:
+    """Each fault as (path, what is wrong), in words that follow a path."""
     return tuple((_path(fault["loc"]), _sentence(fault["msg"])) for fault in error.errors(include_url=False, include_input=False))
 
 
