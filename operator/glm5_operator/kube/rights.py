@@ -33,7 +33,7 @@ class Right:
     why: str
 
 
-_READ: Final = ("get", "list", "watch")
+_SEE: Final = ("list", "watch")  # what is watched is never asked for one by one
 
 
 def _right(kind: Kind, verbs: tuple[str, ...], why: str, *, subresource: str = "") -> Right:
@@ -42,7 +42,7 @@ def _right(kind: Kind, verbs: tuple[str, ...], why: str, *, subresource: str = "
 
 
 CLUSTER: Final = (
-    _right(kinds.SERVICE, _READ, "Services to plan; the operator never writes their spec."),
+    _right(kinds.SERVICE, _SEE, "Services to plan; the operator never writes their spec."),
     _right(kinds.SERVICE, ("patch",), "Conditions and resolved values.", subresource="status"),
     _right(
         kinds.SERVICE,
@@ -50,11 +50,14 @@ CLUSTER: Final = (
         "Owner references that block the owner's deletion, where the cluster checks them.",
         subresource="finalizers",
     ),
-    _right(kinds.POOL, _READ, "Pools to plan."),
+    _right(kinds.POOL, _SEE, "Pools to plan."),
     _right(kinds.POOL, ("patch",), "Counts, conflicts and conditions.", subresource="status"),
-    _right(kinds.NODE, (*_READ, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
-    _right(kinds.POD, _READ, "Why a pod isn't ready, and which cards it holds. No logs, no exec, no writing."),
-    *(_right(kind, (*_READ, "create", "patch", "delete"), f"Children of services: {kind.name}.") for kind in kinds.CHILDREN),
+    _right(kinds.NODE, (*_SEE, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
+    _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards it holds. No logs, no exec, no writing."),
+    *(
+        _right(kind, ("get", *(_SEE if kind.watched else ("list",)), "create", "patch", "delete"), f"Children of services: {kind.name}.")
+        for kind in kinds.CHILDREN
+    ),
     _right(kinds.DAEMON_SET, ("list",), "Before a pool's taint is set: whether each DaemonSet of its nodes tolerates it."),
     _right(kinds.EVENT, ("create",), "Events on services and pools, in the object's namespace."),
 )

@@ -1,0 +1,173 @@
+"""The chart's roles are enough for all that the operator does, and give users what the built-in roles promise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.chart.conftest import SYSTEM, Release, Running, Start, as_json, condition, operator_pod
+from tests.cluster.api import ApiCluster
+from tests.cluster.shell import run, wait_for
+from tests.cluster.tools import tool
+from tests.support.chart import only
+
+pytestmark = pytest.mark.api
+
+POOL: dict[str, Any] = {
+    "apiVersion": "glm5.dev/v1alpha1",
+    "kind": "NPUPool",
+    "metadata": {"name": "cards"},
+    "spec": {"role": "Inference", "nodeSelector": {"accelerator": "huawei-Ascend910"}, "taint": True},
+}
+SERVICE: dict[str, Any] = {
+    "apiVersion": "glm5.dev/v1alpha1",
+    "kind": "GLM5Service",
+    "metadata": {"name": "chat", "namespace": "team"},
+    "spec": {
+        "model": {"name": "tiny", "weights": "bf16", "source": "image:///models/tiny", "memory": "1Gi"},
+        "parallelism": {"tensor": 1},
+        "pool": "cards",
+    },
+}
+SERVICES = "/apis/glm5.dev/v1alpha1/namespaces/team/glm5services"
+POOLS = "/apis/glm5.dev/v1alpha1/npupools"
+REFUSALS = re.compile(r"forbidden|unauthorized|\b40[13]\b", re.IGNORECASE)
+
+
+def node_marks(cluster: ApiCluster) -> list[tuple[str | None, list[str]]]:
+    """Our label and our taints, by node."""
+    nodes = cluster.http.get("/api/v1/nodes").json()["items"]
+    return [
+        (
+            node["metadata"]["labels"].get("glm5.dev/pool"),
+            [taint["value"] for taint in node["spec"].get("taints", []) if taint["key"] == "glm5.dev/role"],
+        )
+        for node in nodes
+    ]
+
+
+def refused(operator: Running) -> list[str]:
+    """What the API server refused for want of a right, by log and by metric."""
+    lines = [line for line in operator.said().splitlines() if REFUSALS.search(line)]
+    counted = [line for line in operator.metrics().splitlines() if re.search(r'code="40[13]"', line)]
+    return lines + counted
+
+
+@pytest.fixture
+def installed(release: Release) -> Release:
+    release.install()
+    if not release.get("/api/v1/nodes/npu-0"):
+        release.cluster.add_nodes(2)
+        release.cluster.kubectl("create", "namespace", "team")
+    return release
+
+
+def test_the_operator_does_its_whole_work_under_exactly_the_charts_roles(installed: Release, start: Start, tmp_path: Path) -> None:
+    cluster, documents = installed.cluster, installed.rendered()
+    account = operator_pod(documents)["spec"]["serviceAccountName"]
+    operator = start(operator_pod(documents), installed.kubeconfig_of(account, tmp_path), "--admin-port", "0")
+
+    cluster.http.post(POOLS, json=POOL).raise_for_status()
+    cluster.http.post(SERVICES, json=SERVICE).raise_for_status()
+    wait_for("the service to serve", lambda: condition(installed.get(f"{SERVICES}/chat"), "Ready").get("status") == "True", timeout=60)
+    assert node_marks(cluster) == [("cards", ["inference"])] * 2
+
+    change = {"spec": {"context": {"maxSequences": 4}, "replicas": 2}}
+    headers = {"Content-Type": "application/merge-patch+json"}
+    cluster.http.patch(f"{SERVICES}/chat", json=change, headers=headers).raise_for_status()
+    wait_for("the change to serve", lambda: (installed.get(f"{SERVICES}/chat")["status"].get("readyReplicas")) == 2, timeout=60)
+    wait_for("it to settle", lambda: condition(installed.get(f"{SERVICES}/chat"), "Ready").get("reason") == "Serving", timeout=60)
+
+    # Budgets and policies come and go with what they carry; deleting a child, and one that is in the way, need their own verbs.
+    cluster.kubectl("delete", "deployment", "chat-engine", "--namespace", "team")
+    wait_for("the Deployment to be back", lambda: installed.get("/apis/apps/v1/namespaces/team/deployments/chat-engine"), timeout=30)
+
+    cluster.http.delete(f"{SERVICES}/chat").raise_for_status()
+    cluster.http.delete(f"{POOLS}/cards").raise_for_status()
+    wait_for("nodes to be released", lambda: node_marks(cluster) == [(None, [])] * 2, timeout=60)
+    wait_for("children to go", lambda: installed.get("/apis/apps/v1/namespaces/team/deployments")["items"] == [], timeout=60)
+
+    assert operator.process.poll() is None
+    assert refused(operator) == []
+
+
+def test_cleanup_takes_the_lease_and_releases_all_nodes_under_exactly_its_hooks_roles(
+    installed: Release, start: Start, tmp_path: Path
+) -> None:
+    cluster, documents = installed.cluster, installed.rendered()
+    hooks = [item for item in documents if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "pre-delete"]
+    for hook in hooks:
+        if hook["kind"] != "Job":
+            cluster.kubectl("apply", "-f", "-", stdin=as_json(hook))
+    account = operator_pod(documents)["spec"]["serviceAccountName"]
+    operator = start(operator_pod(documents), installed.kubeconfig_of(account, tmp_path), "--admin-port", "0")
+    cluster.http.post(POOLS, json=POOL).raise_for_status()
+    wait_for("nodes to be marked", lambda: node_marks(cluster) == [("cards", ["inference"])] * 2, timeout=60)
+
+    pod = only(hooks, "Job")["spec"]["template"]
+    cleanup = start(pod, installed.kubeconfig_of(pod["spec"]["serviceAccountName"], tmp_path))
+
+    assert cleanup.process.wait(60) == 0, cleanup.said()
+    assert operator.process.wait(30) != 0, "whoever loses the lease ends"
+    assert node_marks(cluster) == [(None, [])] * 2
+    assert not REFUSALS.search(cleanup.said())
+
+
+@pytest.mark.parametrize(
+    ("role", "verb", "resource", "allowed"),
+    [
+        ("view", "get", "glm5services.glm5.dev", True),
+        ("view", "create", "glm5services.glm5.dev", False),
+        ("edit", "create", "glm5services.glm5.dev", True),
+        ("edit", "delete", "glm5services.glm5.dev", True),
+        ("edit", "patch", "glm5services.glm5.dev/scale", True),
+        ("edit", "patch", "glm5services.glm5.dev/status", False),
+        ("admin", "create", "glm5services.glm5.dev", True),
+        ("edit", "create", "npupools.glm5.dev", False),
+    ],
+)
+def test_users_get_services_through_the_built_in_roles(installed: Release, role: str, verb: str, resource: str, allowed: bool) -> None:
+    cluster = installed.cluster
+    user = f"{role}-user"
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": user, "namespace": "team"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+    cluster.kubectl("apply", "-f", "-", stdin=as_json(binding))
+    plural, _, subresource = resource.partition("/")
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": user,
+            "resourceAttributes": {
+                "namespace": "team",
+                "verb": verb,
+                "group": "glm5.dev",
+                "resource": plural.split(".")[0],
+                "subresource": subresource,
+            },
+        },
+    }
+
+    def verdict() -> bool:
+        answer = cluster.http.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=review).raise_for_status().json()
+        return bool(answer["status"].get("allowed", False))
+
+    if allowed:  # aggregation is a controller's work and comes a moment later
+        wait_for(f"{role} to may {verb} {resource}", verdict, timeout=20)
+    else:
+        assert not verdict()
+
+
+def test_pool_admins_are_bound_by_hand(installed: Release) -> None:
+    name = f"{SYSTEM}:glm5-glm5-operator-pool-admin"
+    installed.cluster.kubectl("create", "clusterrolebinding", "pools", f"--clusterrole={name}", "--user=pool-user")
+    words = ("auth", "can-i", "create", "npupools.glm5.dev", "--as=pool-user")
+    assert run(tool("kubectl"), "--kubeconfig", installed.cluster.kubeconfig, *words).strip() == "yes"
