@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ def port_forward(kubectl: Path, kubeconfig: Path, namespace: str, target: str, p
             process.terminate()
 
 
-def stream_chat(url: str, model: str, question: str, **fields: Any) -> Iterator[str]:
-    """Ask one question and yield the answer's pieces as they come."""
-    body = {"model": model, "messages": [{"role": "user", "content": question}], "stream": True, "temperature": 0, **fields}
+def stream_chat(url: str, model: str, question: str, fields: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Ask one question and yield the answer's pieces as they come; `fields` are added to the request."""
+    body = {"model": model, "messages": [{"role": "user", "content": question}], "stream": True, "temperature": 0, **(fields or {})}
     body.setdefault("chat_template_kwargs", {"enable_thinking": False})
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
         if answer.status_code != 200:
