@@ -90,7 +90,7 @@ async def _plan(model: Loaded, body: ChatRequest, raw_tools: list[dict[str, Any]
         Planned(
             ids,
             replace(params, seed=seed_of_choice(params.seed, index)),
-            Choice(model.tokenizer, params.stop_token_ids, StopStrings(body.stops(), body.include_stop_str_in_output), hidden),
+            Choice(model.tokenizer, params.stop_token_ids, StopStrings(tuple(body.stop), body.include_stop_str_in_output), hidden),
         )
         for index in range(body.n)
     ]

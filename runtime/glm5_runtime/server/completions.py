@@ -39,7 +39,9 @@ async def completions(request: Request) -> Response:
     body = service.validate(await service.read(request), CompletionRequest, REFUSED_IN_COMPLETIONS)
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", "structured output is not available in this version; ask for the format in the prompt")
-    prompts = [await read_prompt(service.model, prompt, body.add_special_tokens) for prompt in _prompts(body)]
+    if len(body.prompt) * body.n > MAX_CHOICES:
+        raise bad_request(f"{len(body.prompt)} prompts with n={body.n} are more than the {MAX_CHOICES} choices of one request", "prompt")
+    prompts = [await read_prompt(service.model, prompt, body.add_special_tokens) for prompt in body.prompt]
     run = _CompletionRun(service, body, prompts)
     if body.stream:
         return EventStream(run.events(), {"x-request-id": run.id})
@@ -92,22 +94,10 @@ def plan_choices(
         Planned(
             prompt.ids,
             replace(params, seed=seed_of_choice(params.seed, index)),
-            Choice(model.tokenizer, params.stop_token_ids, StopStrings(body.stops(), body.include_stop_str_in_output), hidden),
+            Choice(model.tokenizer, params.stop_token_ids, StopStrings(tuple(body.stop), body.include_stop_str_in_output), hidden),
         )
         for index in range(body.n)
     ]
-
-
-def _prompts(body: CompletionRequest) -> list[str | list[int]]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise bad_request("prompt is an empty list", "prompt")
-    several: list[str | list[int]] = [prompt] if isinstance(prompt[0], int) else list(prompt)
-    if len(several) * body.n > MAX_CHOICES:
-        raise bad_request(f"{len(several)} prompts with n={body.n} are more than the {MAX_CHOICES} choices of one request", "prompt")
-    return several
 
 
 @dataclass

@@ -66,24 +66,22 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
 
 
-def from_validation(error: ValidationError, prefix: str = "") -> ApiError:
+def from_validation(error: ValidationError) -> ApiError:
     """400 from pydantic's findings, without the values that were sent."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    named = [(_path(fault["loc"], prefix), fault["msg"]) for fault in faults]
+    named = [(_path(fault["loc"]), fault["msg"].removeprefix("Value error, ")) for fault in faults]
     text = "; ".join(f"{path}: {message}" if path else message for path, message in named[:_SHOWN_FAULTS])
     if len(named) > _SHOWN_FAULTS:
         text += f"; and {len(named) - _SHOWN_FAULTS} more"
     return bad_request(text, named[0][0] or None)
 
 
-def _path(loc: tuple[int | str, ...], prefix: str) -> str:
-    """`('tools', 0, 'function', 'name')` → `tools[0].function.name`; pydantic's branch names of unions are left out."""
-    path = prefix
+def _path(loc: tuple[int | str, ...]) -> str:
+    """`('tools', 0, 'function', 'name')` → `tools[0].function.name`; what pydantic adds for unions is left out."""
+    path = ""
     for step in loc:
         if isinstance(step, int):
             path += f"[{step}]"
-        elif step.isidentifier():
-            if step in {"str", "int", "float", "bool"}:
-                continue
+        elif step.isidentifier() or step.isdigit():
             path += f".{step}" if path else step
     return path

@@ -57,7 +57,9 @@ async def generate(request: Request) -> Response:
     body = service.validate(flatten(raw), GenerateRequest, {name: why for name, why in REFUSED.items() if name != "n"})
     if body.n != 1:
         raise bad_request(f"n is not supported: {REFUSED['n']}", "n")
-    prompt = await read_prompt(service.model, body.prompt, body.add_special_tokens)
+    if len(body.prompt) != 1:
+        raise bad_request("this endpoint takes one prompt; use /v1/completions for several", "prompt")
+    prompt = await read_prompt(service.model, body.prompt[0], body.add_special_tokens)
     planned = plan_choices(service.model, body, prompt, default_max_tokens=_DEFAULT_MAX_TOKENS)
     run = _GenerateRun(service, public_id("gen", body.request_id), len(prompt.ids), prompt.text if full_text else "")
     if body.stream:

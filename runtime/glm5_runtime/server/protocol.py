@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 MAX_CHOICES = 128  # OpenAI's own limit of n
 MAX_STOPS = 16
@@ -54,6 +54,28 @@ Text = Annotated[str, Field(strict=True)]
 StopString = Annotated[str, Field(strict=True, min_length=1, max_length=256)]
 
 
+def _one_or_several(value: object) -> object:
+    """A single stop string is a list of one; a union in the type would report every fault once for each branch."""
+    return [value] if isinstance(value, str) else value
+
+
+def _prompts(value: object) -> object:
+    """A text, token ids, or a list of either → a list of prompts."""
+    if isinstance(value, str) or _are_ids(value):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(item, str) or _are_ids(item) for item in value):
+        return value
+    raise ValueError("must be a text, a list of token ids, or a list of either, and not empty")
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+Stops = Annotated[list[StopString], BeforeValidator(_one_or_several), Field(max_length=MAX_STOPS)]
+Prompts = Annotated[list[str | list[int]], PlainValidator(_prompts)]
+
+
 class StreamOptions(BaseModel):
     """What a stream tells besides text."""
 
@@ -82,7 +104,7 @@ class SamplingFields(BaseModel):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stops = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list, max_length=128)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=MAX_BIASED)
     ignore_eos: bool = False
@@ -91,12 +113,6 @@ class SamplingFields(BaseModel):
     priority: int = Field(0, ge=0, le=0)  # one queue, first come first served: only 0 is true
     request_id: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9._:-]{1,64}$")] | None = None
     user: Text | None = None
-
-    def stops(self) -> tuple[str, ...]:
-        """Stop strings as a tuple, whichever way they were sent."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 class FunctionDef(BaseModel):
@@ -157,9 +173,9 @@ class ChatRequest(SamplingFields):
 
 
 class CompletionRequest(SamplingFields):
-    """Body of /v1/completions. `prompt` is one text or token list, or a list of either."""
+    """Body of /v1/completions. `prompt` is a text or token ids, or a list of either; here always the list."""
 
-    prompt: Text | list[int] | list[Text] | list[list[int]]
+    prompt: Prompts
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
@@ -167,7 +183,7 @@ class CompletionRequest(SamplingFields):
 
 
 class GenerateRequest(SamplingFields):
-    """Body of /generate after `generate.flatten` has merged the dialects into one flat object."""
+    """Body of /generate after `generate.flatten` has merged the dialects into one flat object; one prompt."""
 
-    prompt: Text | list[int]
+    prompt: Prompts
     add_special_tokens: bool = True

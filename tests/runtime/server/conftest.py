@@ -1,0 +1,30 @@
+"""One real engine for all server tests; each test gets a server of its own around it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from glm5_runtime.engine.engine import Engine
+from glm5_runtime.server.tokens import TextTokenizer
+from tests.support import serving
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    loaded = serving.load_engine()
+    yield loaded
+    loaded.stop()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer.from_dir(serving.TINY)
+
+
+@pytest.fixture
+async def client(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving.asgi_client(serving.make_service(engine)) as client:
+        yield client

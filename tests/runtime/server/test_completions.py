@@ -1,0 +1,139 @@
+"""/v1/completions and /generate: raw text, echo, scoring, several prompts, three dialects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from glm5_runtime.server.tokens import TextTokenizer
+from tests.support.serving import EXPECTED, MODEL, error_of, events_of, joined
+
+TEXT = next(row for row in EXPECTED if row["kind"] == "text")
+ANSWER: str = TEXT["text"].removesuffix("<|endoftext|>")
+
+
+def complete(prompt: object, **fields: object) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 200} | fields
+
+
+async def test_a_raw_prompt_is_continued_as_the_reference_does(client: httpx.AsyncClient) -> None:
+    whole = (await client.post("/v1/completions", json=complete(TEXT["prompt"]))).json()
+    stream = events_of((await client.post("/v1/completions", json=complete(TEXT["prompt"], stream=True))).text)
+
+    assert whole["object"] == "text_completion"
+    assert whole["choices"][0]["text"] == joined(stream) == ANSWER
+    assert whole["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_token_ids_are_a_prompt_too(client: httpx.AsyncClient, tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.raw.encode(TEXT["prompt"]).ids
+
+    reply = (await client.post("/v1/completions", json=complete(ids))).json()
+
+    assert reply["choices"][0]["text"] == ANSWER
+    assert reply["usage"]["prompt_tokens"] == len(ids)
+
+
+async def test_several_prompts_keep_their_order_and_their_choices(client: httpx.AsyncClient) -> None:
+    prompts = [TEXT["prompt"], "The function is called with "]
+    one_by_one = [
+        (await client.post("/v1/completions", json=complete(prompt, max_tokens=8))).json()["choices"][0]["text"] for prompt in prompts
+    ]
+
+    reply = (await client.post("/v1/completions", json=complete(prompts, max_tokens=8, n=2))).json()
+
+    assert [choice["text"] for choice in reply["choices"]] == [one_by_one[0]] * 2 + [one_by_one[1]] * 2
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+
+
+async def test_echo_puts_the_prompt_in_front_with_its_probabilities(client: httpx.AsyncClient) -> None:
+    request = complete("Return a new ", echo=True, logprobs=1, max_tokens=4)
+
+    whole = (await client.post("/v1/completions", json=request)).json()["choices"][0]
+    stream = events_of((await client.post("/v1/completions", json=request | {"stream": True})).text)
+
+    assert whole["text"].startswith("Return a new ")
+    assert joined(stream) == whole["text"]
+    logprobs = whole["logprobs"]
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert "".join(logprobs["tokens"]) == whole["text"]
+    assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:index])) for index in range(len(logprobs["tokens"]))]
+    parts = [event["choices"][0]["logprobs"] for event in stream]
+    assert [token for part in parts if part for token in part["tokens"]] == logprobs["tokens"]
+
+
+async def test_scoring_a_prompt_with_max_tokens_0_produces_nothing(client: httpx.AsyncClient) -> None:
+    reply = (await client.post("/v1/completions", json=complete("Answer: Yes", max_tokens=0, echo=True, logprobs=1))).json()
+
+    assert reply["choices"][0]["text"] == "Answer: Yes"
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"]["completion_tokens"] == 0
+    assert len(reply["choices"][0]["logprobs"]["tokens"]) == reply["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [1, 2048]}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 2}, "prompt"),
+        ({"prompt": {"text": "x"}}, "prompt"),
+        ({}, "prompt"),
+    ],
+)
+async def test_what_cannot_be_completed_is_refused_by_name(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
+    reply = await client.post("/v1/completions", json=body)
+
+    assert (reply.status_code, error_of(reply)["param"]) == (400, param)
+
+
+DIALECTS: list[dict[str, Any]] = [
+    {"prompt": TEXT["prompt"], "max_new_tokens": 200, "temperature": 0},
+    {"inputs": TEXT["prompt"], "parameters": {"max_new_tokens": 200, "do_sample": False}},
+    {"text": TEXT["prompt"], "sampling_params": {"max_new_tokens": 200, "temperature": 0}},
+]
+
+
+@pytest.mark.parametrize("body", DIALECTS, ids=["prompt", "inputs", "text"])
+async def test_generate_speaks_three_dialects(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    whole = (await client.post("/generate", json=body)).json()
+    stream = events_of((await client.post("/generate", json=body | {"stream": True})).text)
+
+    assert whole["generated_text"] == whole["text"] == ANSWER
+    assert whole["finish_reason"] == "stop"
+    assert whole["meta_info"]["completion_tokens"] == len(TEXT["tokens"])
+    assert "".join(event["token"]["text"] for event in stream) == stream[-1]["generated_text"] == ANSWER
+
+
+async def test_generate_can_return_the_prompt_too(client: httpx.AsyncClient) -> None:
+    body = {"inputs": TEXT["prompt"], "parameters": {"max_new_tokens": 4, "do_sample": False, "return_full_text": True}}
+
+    assert (await client.post("/generate", json=body)).json()["generated_text"].startswith(TEXT["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_new_tokens": 4}, "prompt"),
+        ({"prompt": "a", "inputs": "b"}, "inputs"),
+        ({"inputs": "a", "parameters": 3}, "parameters"),
+        ({"prompt": "a", "max_new_tokens": 4, "sampling_params": {"max_new_tokens": 5}}, "max_new_tokens"),
+        ({"prompt": "a", "max_new_tokens": -1}, "max_tokens"),
+        ({"inputs": "a", "parameters": {"watermark": True}}, "watermark"),
+        ({"inputs": "a", "parameters": {"details": True}}, "details"),
+        ({"text": "a", "sampling_params": {"n": 2}}, "n"),
+        ({"text": ["a", "b"]}, "prompt"),
+    ],
+)
+async def test_what_generate_cannot_do_is_refused_by_name(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
+    reply = await client.post("/generate", json=body)
+
+    assert reply.status_code == 400
+    assert error_of(reply)["param"].startswith(param)

@@ -1,0 +1,140 @@
+"""A broken engine behind a living server (F06): waiting clients get errors, readiness falls at once, liveness when only a restart helps.
+
+The device under a real engine is what breaks here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.support import serving
+from tests.support.serving import MODEL, PING, QUICK, Device, ask, error_of, until
+
+CHAT = "/v1/chat/completions"
+DEVICE_FAULT = RuntimeError("vector core exception, error code 507035")
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[tuple[httpx.AsyncClient, Device]]:
+    engine = serving.load_engine()
+    device = Device(engine)
+    async with serving.on_a_socket(serving.make_service(engine, patience=QUICK)) as client:
+        await _until_status(client, "/health/ready", 200)
+        yield client, device
+    device.go_on.set()
+    engine.stop()
+
+
+async def _until_status(client: httpx.AsyncClient, path: str, status: int, seconds: float = 5.0) -> dict[str, str]:
+    async with asyncio.timeout(seconds):
+        while (reply := await client.get(path)).status_code != status:
+            await asyncio.sleep(0.02)
+    body: dict[str, str] = reply.json()
+    return body
+
+
+async def test_a_device_fault_answers_those_who_wait_and_ends_readiness_and_liveness(rig: tuple[httpx.AsyncClient, Device]) -> None:
+    client, device = rig
+    waiting = [asyncio.create_task(client.post(CHAT, json=ask("Tell a story.", max_tokens=500, ignore_eos=True))) for _ in range(6)]
+    await asyncio.sleep(0.1)
+
+    device.error = DEVICE_FAULT
+
+    replies = await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert {reply.status_code for reply in replies} == {500}
+    assert error_of(replies[0])["type"] == "server_error"
+    assert (await _until_status(client, "/health/ready", 503))["reason"] == "EngineDead"
+    assert (await _until_status(client, "/health", 503))["status"] == "unhealthy"
+    refused = await client.post(CHAT, json=PING)
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_dead")
+    assert "retry-after" in refused.headers
+
+
+async def test_a_stream_cut_by_a_device_fault_ends_with_an_error_event_and_done(rig: tuple[httpx.AsyncClient, Device]) -> None:
+    client, device = rig
+    body = ask("Tell a story.", max_tokens=500, ignore_eos=True, stream=True)
+
+    async with client.stream("POST", CHAT, json=body) as reply:
+        text = ""
+        async for chunk in reply.aiter_text():
+            text += chunk
+            device.error = DEVICE_FAULT
+
+    events = serving.events_of(text)
+    assert reply.status_code == 200
+    assert set(events[-1]) == {"error"}
+    assert "507035" in events[-1]["error"]["message"]
+
+
+async def test_a_stuck_device_ends_readiness_first_and_liveness_later_and_recovery_brings_both_back(
+    rig: tuple[httpx.AsyncClient, Device],
+) -> None:
+    client, device = rig
+    device.go_on.clear()
+    waiting = asyncio.create_task(client.post(CHAT, json=PING))
+
+    assert (await _until_status(client, "/health/ready", 503))["reason"] == "Stuck"
+    assert (await client.get("/health")).status_code == 200
+    assert (await _until_status(client, "/health", 503))["reason"] == "Stuck"
+
+    device.go_on.set()
+    assert (await waiting).status_code == 200
+    await _until_status(client, "/health/ready", 200)
+    assert (await client.get("/health")).json() == {"status": "healthy"}
+
+
+async def test_an_idle_server_stays_ready_however_long_it_waits(rig: tuple[httpx.AsyncClient, Device]) -> None:
+    client, _ = rig
+
+    await asyncio.sleep(QUICK.stuck_dead + 0.3)
+
+    assert (await client.get("/health/ready")).status_code == 200
+
+
+async def test_lasting_memory_shortage_is_confirmed_by_a_probe_and_a_token_brings_readiness_back(
+    rig: tuple[httpx.AsyncClient, Device],
+) -> None:
+    client, device = rig
+    device.error = RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB")
+
+    assert (await client.post(CHAT, json=PING)).status_code == 500
+    assert (await _until_status(client, "/health/ready", 503))["reason"] == "Failing"
+    assert (await client.get("/health")).status_code == 200
+    assert (await _until_status(client, "/health", 503))["reason"] == "Failing"
+
+    device.error = None
+    await _until_status(client, "/health/ready", 200)  # nobody but the probe asked
+    assert (await client.get("/health")).status_code == 200
+
+
+async def test_one_failed_request_does_not_take_the_server_out_of_traffic(rig: tuple[httpx.AsyncClient, Device]) -> None:
+    client, device = rig
+    device.error = RuntimeError("out of memory")
+    reply = await client.post(CHAT, json=PING)
+    device.error = None
+
+    seen = [(await client.get("/health/ready")).status_code for _ in range(20)]
+
+    assert reply.status_code == 500
+    assert set(seen) == {200}
+    assert (await client.post(CHAT, json=PING)).status_code == 200
+
+
+async def test_a_stopped_engine_tells_running_requests_so(rig: tuple[httpx.AsyncClient, Device]) -> None:
+    client, _ = rig
+    body = {"model": MODEL, "prompt": "Tell", "max_tokens": 1500, "ignore_eos": True}
+    waiting = asyncio.create_task(client.post("/v1/completions", json=body))
+    transport_service = client  # the server goes on answering
+    await asyncio.sleep(0.1)
+
+    engine = _engine_of(rig[1])
+    await asyncio.to_thread(engine.stop)
+
+    reply = await asyncio.wait_for(waiting, 5)
+    assert (reply.status_code, error_of(reply)["code"]) == (503, "aborted")
+    assert (await transport_service.get("/health")).status_code == 503
+    await until(lambda: not engine.stats().alive)

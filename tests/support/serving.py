@@ -1,0 +1,133 @@
+"""A server around a real engine on the tiny model, for tests: as an ASGI application, or on a real socket.
+
+What is faked: nothing but, in fault tests, the device under the engine (`Device`), which is the edge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+import uvicorn
+
+from glm5_runtime.config import EngineConfig
+from glm5_runtime.engine.engine import Engine
+from glm5_runtime.engine.runner import Chosen
+from glm5_runtime.engine.scheduler import Step
+from glm5_runtime.server.app import build_app
+from glm5_runtime.server.generation import EnginePort
+from glm5_runtime.server.health import Patience
+from glm5_runtime.server.params import Limits, SamplingDefaults
+from glm5_runtime.server.service import Loaded, ServerSettings, Service
+from glm5_runtime.server.template import built_in
+from glm5_runtime.server.tokens import TextTokenizer
+
+TINY = Path(__file__).parents[1] / "fixtures" / "tiny-glm5"
+MODEL = "glm-5"
+CONTEXT = 2048
+EXPECTED: list[dict[str, Any]] = json.loads((TINY / "expected.json").read_text(encoding="utf-8"))
+PING = {"model": MODEL, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 4}
+QUICK = Patience(stuck_unready=0.4, stuck_dead=0.8, probe_every=0.05, probe_answer=0.5)
+
+
+class Device:
+    """Stands between the engine and the device: passes steps on, or does what a broken device does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._run = engine._runner.run
+        engine._runner.run = self._step  # type: ignore[method-assign]
+        self.error: Exception | None = None
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def _step(self, plan: list[Step]) -> list[Chosen]:
+        self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        return self._run(plan)
+
+
+def load_engine(**settings: object) -> Engine:
+    """A started engine on the tiny model; small limits, so that tests reach them."""
+    torch.set_num_threads(1)
+    engine = Engine.load(TINY, EngineConfig.model_validate({"device": "cpu", "max_sequences": 4, "max_queue": 8} | settings))
+    engine.start()
+    return engine
+
+
+def make_service(engine: EnginePort, template: str = "5", context: int = CONTEXT, **settings: Any) -> Service:  # noqa: ANN401 - settings of every type
+    """A service with its model loaded."""
+    service = Service(ServerSettings(**{"model_name": MODEL, "model_dir": TINY, "max_request_bytes": 1_000_000} | settings))
+    tokenizer = TextTokenizer.from_dir(TINY)
+    service.attach(Loaded(engine, tokenizer, built_in(template), Limits(context, 2048, 12), SamplingDefaults()))
+    return service
+
+
+def asgi_client(service: Service) -> httpx.AsyncClient:
+    """A client that calls the application without a socket."""
+    transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60)
+
+
+@asynccontextmanager
+async def on_a_socket(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the same application behind uvicorn on a free port: for everything that has to do with connections."""
+    config = uvicorn.Config(build_app(service), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server._serve())
+    await until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    watching = asyncio.create_task(service.watch.run())
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield client
+    finally:
+        watching.cancel()
+        server.should_exit = True
+        await serving
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Poll until `condition` holds; fails the test when it doesn't in time."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - the condition is the server's state, which signals nobody
+            await asyncio.sleep(0.01)
+
+
+def events_of(body: str) -> list[dict[str, Any]]:
+    """The JSON payloads of a stream; checks its framing and that it ends with [DONE], once."""
+    blocks = body.split("\n\n")
+    assert blocks[-1] == ""
+    assert all(block.startswith("data: ") for block in blocks[:-1])
+    payloads = [block.removeprefix("data: ") for block in blocks[:-1]]
+    assert payloads[-1] == "[DONE]"
+    assert "[DONE]" not in payloads[:-1]
+    return [json.loads(payload) for payload in payloads[:-1]]
+
+
+def joined(events: Sequence[dict[str, Any]], field: str = "content", index: int = 0) -> str:
+    """One field of all deltas of a choice, joined."""
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get(field) or "" if "delta" in choice else choice["text"] for choice in choices)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error object of a reply; checks that its shape is OpenAI's."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+def ask(question: str, **fields: object) -> dict[str, Any]:
+    """A greedy chat request without thinking."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": question}], "temperature": 0, "enable_thinking": False} | fields
