@@ -51,12 +51,16 @@ def _chunks(part: str | bytes | Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def locked(name: str) -> Iterator[None]:
-    """Hold the machine-wide lock of that name; the kernel lets go of it when the process dies."""
+def locked(name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Hold the machine-wide lock of that name; the kernel lets go of it when the process dies.
+
+    Raises:
+        BlockingIOError: Someone else holds it and `wait` is False.
+    """
     folder = root() / "locks"
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         yield
 
 

@@ -9,12 +9,14 @@ import typer
 from rich.console import Console
 
 from tests.cluster import api as api_cluster
+from tests.cluster import engine, images, workload
 from tests.cluster import kind as kind_cluster
 from tests.cluster.api import ApiCluster, ApiOptions
 from tests.cluster.build import Cluster
 from tests.cluster.build import build as build_everything
 from tests.cluster.errors import ClusterError
 from tests.cluster.kind import KindCluster, KindOptions, Mount
+from tests.cluster.site_packages import site_packages
 from tests.cluster.tools import TOOLS, tool
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
@@ -39,7 +41,9 @@ def main() -> None:
 @app.command()
 def build(only: Annotated[Cluster | None, typer.Option(help="Only what this kind of cluster needs.")] = None) -> None:
     """Make binaries and images that are missing in the cache."""
-    seconds = build_everything(only, console)
+    with engine.in_use():
+        seconds = build_everything(only, console)
+    engine.stop_own()
     console.print(f"nothing left to build; {len(seconds)} steps took {sum(seconds.values()):.0f} s together")
 
 
@@ -49,6 +53,31 @@ def tool_path(name: Annotated[str, typer.Argument(help=" | ".join(TOOLS))]) -> N
     if name not in TOOLS:
         raise typer.BadParameter(f"{name}: know only {', '.join(TOOLS)}")
     print(tool(name))
+
+
+@app.command("images")
+def build_images(only_names: Annotated[bool, typer.Option("--print", help="Print the names and build nothing.")] = False) -> None:
+    """Build the operator's and the runtime's image with the engine that is there, and print their names."""
+    if not only_names:
+        begin = time.monotonic()
+        with engine.in_use():
+            docker = engine.require()
+            for target in images.TARGETS:
+                with console.status(f"image {target}"):
+                    images.build(docker, target)
+                console.print(f"[green]✓[/green] {images.reference(target)} [dim]{time.monotonic() - begin:.1f} s[/dim]")
+        engine.stop_own()
+    for target in images.TARGETS:
+        print(images.reference(target))
+
+
+@app.command("site-packages")
+def runtime_packages(
+    torch_index: Annotated[str | None, typer.Option(help="Index with CPU builds of torch, a tenth of the size.")] = None,
+) -> None:
+    """Install the runtime's packages into a folder for Debian's Python 3.11 and print its path."""
+    with console.status("Python packages of the runtime"):
+        print(site_packages(torch_index))
 
 
 @api.command("up")
@@ -107,14 +136,16 @@ def kind_up(
     name: KindName = "glm5",
     mount: Annotated[list[str] | None, typer.Option(help="HOST-FOLDER:NODE-FOLDER, read-only on every worker; repeatable.")] = None,
     product: Annotated[list[str] | None, typer.Option(help="A2 or A3, once per worker in turn.")] = None,
+    bare: Annotated[bool, typer.Option(help="Without the tiny model and the runtime's packages on the workers.")] = False,
 ) -> None:
     """Start it and print its kubeconfig."""
-    build_everything(Cluster.KIND, console)
-    mounts = tuple(_mount(text) for text in mount or [])
-    options = KindOptions(mounts, tuple(product)) if product else KindOptions(mounts)
     begin = time.monotonic()
-    with console.status("…") as status:
-        cluster = KindCluster.up(name, options, say=status.update)
+    with engine.in_use():
+        build_everything(Cluster.KIND, console)
+        standard = KindOptions() if bare else workload.options(engine.require())
+        mounts = (*standard.mounts, *(_mount(text) for text in mount or []))
+        options = KindOptions(mounts, tuple(product) if product else standard.products)
+        cluster = KindCluster.up(name, options, say=lambda step: console.print(f"[dim]{time.monotonic() - begin:5.1f} s[/dim] {step}"))
     console.print(f"kind cluster [bold]{name}[/bold] is ready after {time.monotonic() - begin:.1f} s")
     if cluster.engine.own:
         console.print(f"its Docker engine: export DOCKER_HOST={cluster.engine.env['DOCKER_HOST']}", highlight=False)

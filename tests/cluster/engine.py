@@ -3,11 +3,13 @@
 Used by kind.py and images.py. An engine that was running before is used as it is and never stopped.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,6 +78,13 @@ def require() -> Engine:
     return find() or _start_own()
 
 
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Keep our own engine from being stopped by another process of this tool meanwhile."""
+    with cache.locked("docker-use", shared=True):
+        yield
+
+
 def revive() -> Engine | None:
     """Our own engine, started again if it died with containers; None when it was stopped properly or never ran.
 
@@ -85,17 +94,18 @@ def revive() -> Engine | None:
 
 
 def stop_own() -> bool:
-    """Stop our own daemon unless containers still use it; True when none is left running.
+    """Stop our own daemon unless containers or another process still use it; True when none is left running.
 
     Its images stay in the cache. Nothing happens when the engine is not ours.
     """
-    with cache.locked(_NAME):
+    with contextlib.suppress(BlockingIOError), cache.locked("docker-use", wait=False), cache.locked(_NAME):
         processes = _processes()
         engine = Engine(_socket())
         if processes.alive(_NAME) and engine.answers() and engine.docker("ps", "--all", "--quiet").strip():
             return False
         _stop(processes)
         return True
+    return False
 
 
 def _stop(processes: Processes) -> None:

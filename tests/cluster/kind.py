@@ -71,7 +71,7 @@ class KindCluster:
             ClusterError: A step failed; the message holds the end of its output.
         """
         wanted = options or KindOptions()
-        with cache.locked(f"kind-{name}"):
+        with cache.locked(f"kind-{name}"), engine.in_use():
             found = KindCluster.find(name)
             if found is not None and found.options == wanted and found.alive:
                 return found
@@ -141,7 +141,7 @@ class KindCluster:
     @staticmethod
     def remove(name: str = "glm5") -> None:
         """Delete what there is of a cluster, whole or half; stop the engine when it is ours and nothing else uses it."""
-        with cache.locked(f"kind-{name}"):
+        with cache.locked(f"kind-{name}"), engine.in_use():
             docker = engine.find() or engine.revive()
             if docker is not None:
                 KindCluster(name, docker)._delete()
@@ -219,19 +219,24 @@ def node_image(docker: Engine) -> str:
     for reference in (own, KINDEST_NODE):
         if docker.has_image(reference):
             return reference
-    if can_pull(docker):
+    if can_pull(docker, KINDEST_NODE):
         docker.docker("pull", KINDEST_NODE, log=cache.logs() / "pull-node.log", timeout=1800)
         return KINDEST_NODE
-    tar = nodeimage.node_image()
     change = ("--change", 'ENTRYPOINT ["/usr/local/bin/entrypoint","/sbin/init"]', "--change", "ENV container=docker")
-    docker.docker("import", *change, tar, own)
+    docker.docker("import", *change, nodeimage.node_image(), own)
     return own
 
 
-def can_pull(docker: Engine) -> bool:
-    """Whether the registry of kind's node images can be reached."""
+def needs_own_node_image(docker: Engine) -> bool:
+    """Whether the node image must be made here and isn't in the engine yet."""
+    here = docker.has_image(nodeimage.reference()) or docker.has_image(KINDEST_NODE)
+    return not here and not can_pull(docker, KINDEST_NODE)
+
+
+def can_pull(docker: Engine, reference: str) -> bool:
+    """Whether that image's registry can be reached and has it."""
     try:
-        docker.docker("manifest", "inspect", KINDEST_NODE, timeout=20)
+        docker.docker("manifest", "inspect", reference, timeout=20)
     except CommandFailedError:
         return False
     return True
