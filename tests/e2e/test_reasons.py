@@ -1,0 +1,93 @@
+"""Services that can't work, on real kubelets: the reason is in the condition, and mending the cause is enough."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from demo import steps
+from demo.site import Site
+from demo.talk import port_forward
+from tests.cluster.devices import NodeDevices
+from tests.cluster.shell import wait_for
+from tests.e2e.looks import a_service, apply, delete_service, get, wait_ready, wait_reason
+
+MODEL = {"name": "tiny-glm5", "weights": "bf16", "source": "image:///models/tiny-glm5", "memory": "2Gi"}
+
+
+@pytest.fixture
+def name(place: Site) -> Iterator[str]:
+    """A service name of the test's own; the service is deleted after it."""
+    chosen = f"e2e-{secrets.token_hex(3)}"
+    yield chosen
+    delete_service(place, chosen)
+
+
+def test_an_image_that_does_not_exist_is_named_and_a_right_one_heals(place: Site, name: str) -> None:
+    apply(place, a_service(name, engine={"image": "glm5-runtime:9.9.9"}))
+    told = wait_reason(place, name, "ImagePullFailed")
+
+    apply(place, a_service(name))
+    wait_ready(place, name)
+
+    assert "glm5-runtime:9.9.9" in told["message"]
+
+
+def test_a_missing_secret_is_named_and_creating_it_is_enough(place: Site, name: str) -> None:
+    api_key = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{name}-key", "namespace": steps.NAMESPACE}}
+    apply(place, a_service(name, auth={"secretRef": {"name": f"{name}-key", "key": "token"}}))
+    told = wait_reason(place, name, "SecretMissing")
+
+    apply(place, {**api_key, "stringData": {"token": "open-sesame"}})
+    wait_ready(place, name)
+
+    assert f"{name}-key" in told["message"]
+    with port_forward(place.kubectl_path, place.kubeconfig, steps.NAMESPACE, f"svc/{name}-api") as url:
+        assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
+        assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer open-sesame"}, trust_env=False).status_code == 200
+
+
+def test_a_checkpoint_that_is_not_there_ends_in_the_condition_with_the_engines_last_words(place: Site, name: str) -> None:
+    apply(place, a_service(name, model={**MODEL, "source": "image:///models/nothing-here"}))
+    told = wait_reason(place, name, "EngineCrashing")
+
+    apply(place, a_service(name))
+    wait_ready(place, name)
+
+    assert "/models/nothing-here" in told["message"]
+
+
+def test_too_little_memory_is_told_as_out_of_memory(place: Site, name: str) -> None:
+    apply(place, a_service(name, model={**MODEL, "memory": "100Mi"}))
+
+    assert "memory" in wait_reason(place, name, "OutOfMemory")["message"]
+
+
+def test_more_replicas_than_cards_say_which_resource_is_short(place: Site, name: str) -> None:
+    apply(place, a_service(name, replicas=17))
+
+    def short() -> bool:
+        return "huawei.com/Ascend910" in json.dumps(steps.conditions(place, name)) or "card" in json.dumps(steps.conditions(place, name))
+
+    wait_for("the shortage to be told", short, timeout=60, every=0.5)
+
+
+def test_a_sick_card_leaves_the_pools_count_and_a_healed_one_returns(place: Site) -> None:
+    assert place.kind is not None
+    cards = place.kind.cards(place.kind.workers[0])
+    healthy = NodeDevices.read(cards)
+
+    def total() -> int:
+        return int(get(place, "npupool", "inference")["status"]["cards"]["total"])
+
+    before = total()
+    try:
+        healthy.change(5, health="Alarm").write(cards)
+        wait_for("the pool to count one card less", lambda: total() == before - 1, timeout=60, every=0.5)
+    finally:
+        healthy.write(cards)
+    wait_for("the card to be counted again", lambda: total() == before, timeout=60, every=0.5)
