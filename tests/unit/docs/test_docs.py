@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from glm5_operator.metrics import Metrics
+from glm5_runtime.cli import ServeArguments
+from glm5_runtime.server.metrics import Metrics as RuntimeMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
 OPERATOR = ROOT / "operator" / "glm5_operator"
@@ -57,7 +59,9 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 def test_every_make_target_that_is_named_exists() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {
-        target for page in pages() for target in re.findall(r"(?:`|^)(?:[A-Z]+=\w+ )?make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE)
+        target
+        for page in pages()
+        for target in re.findall(r"(?:`|^)(?:[A-Z]+=\w+ )?make ([a-z][a-z0-9-]*)", page.read_text(), re.MULTILINE)
     }
     assert named
     assert named <= targets
@@ -129,6 +133,21 @@ def test_metrics_that_the_docs_name_exist() -> None:
     named = set(re.findall(r"`(glm5_operator_\w+)`", OPERATIONS.read_text()))
     assert named
     assert named <= exposed | live
+
+
+def test_the_runtime_page_names_every_flag_with_its_default() -> None:
+    text = (ROOT / "docs" / "runtime.md").read_text()
+    for name, field in ServeArguments.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        (row,) = [line for line in text.splitlines() if line.startswith("|") and f"`{flag}`" in line]
+        if field.default is not None and not field.is_required() and name != "drain_timeout":
+            assert str(field.default) in row, row
+
+
+def test_the_runtime_page_names_every_metric_that_the_runtime_exposes() -> None:
+    exposed = {line.split()[2] for line in RuntimeMetrics("m", lambda: None).render().decode().splitlines() if line.startswith("# TYPE")}
+    named = set(re.findall(r"`((?:vllm|glm5):\w+)`", (ROOT / "docs" / "runtime.md").read_text()))
+    assert named == {name for name in exposed if not name.endswith("_created")}
 
 
 # --- two languages ----------------------------------------------------------------------------------------------------------
