@@ -126,6 +126,8 @@ class Cache:
         old = self._entries[key.kind].get(key)
         if _number(version) <= self._graves.get(key, -1) or (old is not None and _number(version) < _number(old.version)):
             return False
+        if old is not None and version == old.version:
+            return False  # most of what a watch brings after our own writes, and all of what a list brings: worth not encoding it
         slim = _slim(key.kind, resource)
         raw = json.dumps(slim, separators=(",", ":")).encode()
         if old is not None and old.raw == raw:
@@ -151,7 +153,7 @@ class Cache:
         old = self._entries[key.kind].get(key)
         if old is not None and version < _number(old.version):
             return False  # late news of a predecessor with the same name
-        self._graves[key] = version
+        self._graves[key] = max(version, self._graves.get(key, 0))
         self._graves.move_to_end(key)
         while len(self._graves) > _GRAVES:
             self._graves.popitem(last=False)
