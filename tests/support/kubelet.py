@@ -1,0 +1,48 @@
+"""Plays kubelet for pods on bare nodes (`documents.bare_node`): writes the status that a real one would, in its words.
+
+For states that KWOK never shows. What a real kubelet does with a real container is tested end to end.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from tests.support.kube import Json, Kube, until
+
+
+def the_pod(kube: Kube, namespace: str, *, bound: bool = True, besides: set[str] | None = None) -> Json:
+    """The one pod of a namespace that isn't being deleted (nor named in `besides`), once it exists and has a node."""
+
+    def candidates() -> list[Json]:
+        found = [pod for pod in kube.list("Pod", namespace) if not pod["metadata"].get("deletionTimestamp")]
+        return [pod for pod in found if pod["metadata"]["name"] not in (besides or set()) and (pod["spec"].get("nodeName") or not bound)]
+
+    until("one pod", lambda: len(candidates()) == 1, 30, lambda: str([pod["metadata"]["name"] for pod in candidates()]))
+    return candidates()[0]
+
+
+def report(kube: Kube, pod: Json, container: Json, *, ready: bool = False, phase: str = "Running") -> None:
+    """Write what kubelet saw: one engine container, and whether the pod is ready."""
+    metadata = pod["metadata"]
+    old = kube.get("Pod", metadata["namespace"], metadata["name"])["status"].get("conditions", [])
+    kept = [item for item in old if item["type"] == "PodScheduled"]
+    before = next((item for item in old if item["type"] == "Ready"), {})
+    flipped = before.get("status") != str(ready)
+    changed = _now() if flipped else before["lastTransitionTime"]
+    conditions = [{"type": kind, "status": str(ready), "lastTransitionTime": changed} for kind in ("Ready", "ContainersReady")]
+    status = {
+        "phase": phase,
+        "conditions": kept + conditions,
+        "containerStatuses": [{"imageID": "", **container, "ready": ready}],
+    }
+    kube.patch("Pod", metadata["namespace"], metadata["name"], {"status": status}, subresource="status")
+
+
+def let_go(kube: Kube, pod: Json) -> None:
+    """Take a deleted pod away, as kubelet does when its containers have ended."""
+    body = {"gracePeriodSeconds": 0}
+    kube.http.request("DELETE", kube.path("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"]), json=body)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
