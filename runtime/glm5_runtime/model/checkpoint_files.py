@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -144,19 +145,22 @@ def _missing(name: str, names: list[str], model_dir: Path) -> str:
 
 
 def _refuse_pointer(path: Path) -> None:
-    with path.open("rb") as file:
-        if file.read(len(_LFS_MAGIC)) == _LFS_MAGIC:
-            raise WeightsError(f"{path}: is a Git LFS pointer, not the data; run `git lfs pull` in the checkpoint folder or {_AGAIN}")
+    if _start(path, len(_LFS_MAGIC)) == _LFS_MAGIC:
+        raise WeightsError(f"{path}: is a Git LFS pointer, not the data; run `git lfs pull` in the checkpoint folder or {_AGAIN}")
 
 
 def _check_header(path: Path) -> None:
     """A file starts with its header's length (8 bytes, little endian) and the header; a text or a cut file shows at once."""
-    try:
-        _refuse_pointer(path)
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-    except OSError as error:
-        raise WeightsError(f"{path}: not readable ({error})") from error
+    _refuse_pointer(path)
+    length = int.from_bytes(_start(path, 8), "little")
+    size = path.stat().st_size
     if size < 8 or length > size - 8:
         raise WeightsError(f"{path}: header truncated: {size} bytes, the header alone needs {length + 8 if size >= 8 else 8}; {_AGAIN}")
+
+
+def _start(path: Path, count: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise WeightsError(f"{path}: not readable ({error.strerror}); the files must be readable for uid {os.getuid()}") from error
