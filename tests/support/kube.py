@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 
 Json = dict[str, Any]
+Objects = list[Json]  # names of their own: inside the class `list` is the method
+Names = list[str]
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
@@ -64,8 +66,8 @@ class Kube:
         answer = self.http.get(self.path(kind, namespace, name))
         return None if answer.status_code == 404 else _body(answer)
 
-    def list(self, kind: str, namespace: str = "", selector: str = "") -> list[Json]:
-        items: list[Json] = _body(self.http.get(self.path(kind, namespace), params={"labelSelector": selector}))["items"]
+    def list(self, kind: str, namespace: str = "", selector: str = "") -> Objects:
+        items: Objects = _body(self.http.get(self.path(kind, namespace), params={"labelSelector": selector}))["items"]
         return items
 
     def patch(self, kind: str, namespace: str, name: str, patch: Json, *, subresource: str = "") -> Json:
@@ -99,7 +101,7 @@ class Kube:
     def pool_condition(self, name: str, kind: str = "Ready") -> Json:
         return _condition(self.find("NPUPool", "", name) or {}, kind)
 
-    def leftovers(self, namespace: str) -> list[str]:
+    def leftovers(self, namespace: str) -> Names:
         """Everything in a namespace that a service can have made."""
         kinds = (*CHILD_KINDS, "ReplicaSet", "Pod", "PersistentVolumeClaim")
         found = [f"{kind}/{item['metadata']['name']}" for kind in kinds for item in self.list(kind, namespace)]

@@ -26,7 +26,7 @@ def report(kube: Kube, pod: Json, container: Json, *, ready: bool = False, phase
     metadata = pod["metadata"]
     old = kube.get("Pod", metadata["namespace"], metadata["name"])["status"].get("conditions", [])
     kept = [item for item in old if item["type"] == "PodScheduled"]
-    before = next((item for item in old if item["type"] == "Ready"), {})
+    before: Json = next((item for item in old if item["type"] == "Ready"), {})
     flipped = before.get("status") != str(ready)
     changed = _now() if flipped else before["lastTransitionTime"]
     conditions = [{"type": kind, "status": str(ready), "lastTransitionTime": changed} for kind in ("Ready", "ContainersReady")]

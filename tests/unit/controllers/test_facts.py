@@ -1,0 +1,99 @@
+"""What planning gets to know from the cache. Real: the cache and the planner's readers. Nothing is faked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glm5_operator.controllers.facts import Facts
+from glm5_operator.kube import Cache
+from glm5_operator.plan.facts import Site
+from tests.cluster.nodes import kwok_node
+from tests.support.pods import CARD, a_pod
+
+Json = dict[str, Any]
+
+
+def a_node(name: str, version: int = 1, **labels: str) -> Json:
+    node = kwok_node(name, labels=labels)
+    node["metadata"]["resourceVersion"] = str(version)
+    return {**node, "kind": "Node"}
+
+
+def a_pool(name: str = "inference", version: int = 1, **spec: object) -> Json:
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), "creationTimestamp": "2026-11-29T12:00:00Z"}
+    return {
+        "apiVersion": "glm5.dev/v1alpha1",
+        "kind": "NPUPool",
+        "metadata": metadata,
+        "spec": {"role": "Inference", "nodeSelector": {"rack": name}, **spec},
+    }
+
+
+def on(node: str, name: str, cards: int, **changes: Any) -> Json:  # noqa: ANN401 - passed through
+    pod = a_pod(name, node=node, cards=cards, **changes)
+    pod["metadata"]["resourceVersion"] = "1"
+    return pod
+
+
+def filled(*resources: Json) -> tuple[Cache, Facts]:
+    cache = Cache()
+    for resource in resources:
+        cache.put(resource)
+    return cache, Facts(cache, Site())
+
+
+def test_a_pools_nodes_come_with_the_cards_that_pods_hold_there() -> None:
+    _, facts = filled(a_pool(), a_node("a", rack="inference"), a_node("b", rack="inference"), a_node("c"), on("a", "p", 3), on("c", "q", 8))
+
+    found = facts.service("inference", ())
+
+    assert found.pool is not None
+    assert [(node.name, node.held) for node in found.pool.nodes] == [("a", 3), ("b", 0)]
+
+
+def test_own_cards_are_told_apart_from_those_of_others() -> None:
+    mine, theirs = on("a", "mine", 2), on("a", "theirs", 4)
+    _, facts = filled(a_pool(), a_node("a", rack="inference"), mine, theirs)
+
+    found = facts.service("inference", [mine])
+
+    assert found.own_held == {"a": 2}
+    assert found.pool is not None
+    assert found.pool.nodes[0].held == 6
+    assert facts.held_by([mine]) == {CARD: 2}
+    assert facts.holders("inference", [mine]) == ("prod/theirs",)
+
+
+def test_an_ended_pod_holds_nothing() -> None:
+    _, facts = filled(a_pool(), a_node("a", rack="inference"), on("a", "p", 8, phase="Succeeded"))
+
+    assert [node.held for node in facts.nodes()] == [0]
+
+
+def test_a_missing_pool_is_none() -> None:
+    _, facts = filled(a_node("a"))
+
+    assert facts.service("inference", ()).pool is None
+
+
+def test_a_pool_that_can_not_be_read_claims_nothing_and_hides_no_other() -> None:
+    _, facts = filled(a_pool("broken", colour="blue"), a_pool())
+
+    assert [pool.metadata.name for pool in facts.pools()] == ["inference"]
+
+
+def test_news_of_nodes_pools_and_pods_are_seen() -> None:
+    cache, facts = filled(a_pool(), a_node("a", rack="inference"))
+    assert [node.name for node in facts.service("inference", ()).pool.nodes] == ["a"]  # type: ignore[union-attr]
+
+    cache.put(a_node("b", rack="inference"))
+    assert [node.name for node in facts.service("inference", ()).pool.nodes] == ["a", "b"]  # type: ignore[union-attr]
+
+    cache.put(on("b", "p", 5))
+    assert [node.held for node in facts.nodes()] == [0, 5]
+
+    cache.put(a_pool(version=2, nodeSelector={"rack": "elsewhere"}))
+    assert facts.service("inference", ()).pool.nodes == ()  # type: ignore[union-attr]
+
+    cache.drop(a_pool(version=3))
+    assert facts.service("inference", ()).pool is None

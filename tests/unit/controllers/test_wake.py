@@ -1,0 +1,78 @@
+"""Which event wakes which object. Real: the cache. Nothing is faked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glm5_operator.controllers.wake import CARDS_SETTLE, woken_by
+from glm5_operator.kube import Cache, Key
+from tests.support.objects import a_service
+from tests.support.pods import a_pod
+
+Json = dict[str, Any]
+
+CHAT = Key("GLM5Service", "prod", "chat")
+OTHER = Key("GLM5Service", "prod", "other")
+INFERENCE, TRAINING = Key("NPUPool", "", "inference"), Key("NPUPool", "", "training")
+SETTLE = 0.1
+
+
+def pool(name: str) -> Json:
+    return {"apiVersion": "glm5.dev/v1alpha1", "kind": "NPUPool", "metadata": {"name": name, "resourceVersion": "1"}, "spec": {}}
+
+
+def node(pool_name: str | None) -> Json:
+    labels = {"glm5.dev/pool": pool_name} if pool_name else {}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "npu-0", "labels": labels, "resourceVersion": "1"}}
+
+
+def cache() -> Cache:
+    filled = Cache()
+    for resource in (a_service("chat"), a_service("other", pool="training"), pool("inference"), pool("training")):
+        filled.put(resource)
+    return filled
+
+
+def woken(resource: Json) -> dict[Key, float]:
+    return dict(woken_by(cache(), resource, SETTLE))
+
+
+def test_a_service_wakes_itself_at_once() -> None:
+    assert woken(a_service("chat")) == {CHAT: 0.0}
+
+
+def test_a_pool_wakes_itself_at_once_its_services_and_the_other_pools_soon() -> None:
+    assert woken(pool("inference")) == {INFERENCE: 0.0, TRAINING: SETTLE, CHAT: SETTLE}
+
+
+def test_a_pool_that_is_gone_wakes_its_own_name_so_that_its_nodes_are_let_go() -> None:
+    assert woken(pool("deleted")) == {Key("NPUPool", "", "deleted"): 0.0, INFERENCE: SETTLE, TRAINING: SETTLE}
+
+
+def test_a_node_wakes_every_pool_and_the_services_of_the_one_it_is_in() -> None:
+    found = woken(node("training"))
+
+    assert set(found) == {INFERENCE, TRAINING, OTHER}
+
+
+def test_a_node_of_a_pool_that_was_deleted_unseen_wakes_that_pools_name() -> None:
+    assert Key("NPUPool", "", "forgotten") in woken(node("forgotten"))
+
+
+def test_a_node_of_no_pool_wakes_no_service() -> None:
+    assert set(woken(node(None))) == {INFERENCE, TRAINING}
+
+
+def test_a_pod_wakes_its_service_soon_and_the_counting_of_cards_later() -> None:
+    found = woken({**a_pod(), "kind": "Pod"})
+
+    assert found == {CHAT: SETTLE, INFERENCE: CARDS_SETTLE, TRAINING: CARDS_SETTLE}
+
+
+def test_a_child_wakes_the_service_that_controls_it_and_a_stranger_nobody() -> None:
+    reference = {"kind": "GLM5Service", "name": "chat", "uid": "uid-chat", "controller": True}
+    child = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x", "namespace": "prod", "ownerReferences": [reference]}}
+    stranger = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "y", "namespace": "prod"}}
+
+    assert woken(child) == {CHAT: SETTLE}
+    assert woken(stranger) == {}
