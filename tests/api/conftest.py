@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.api import ApiCluster, ApiOptions
+from tests.support.crds import install_crds
 from tests.support.documents import RACK, pool
 from tests.support.kube import Kube, until
 from tests.support.operator import OperatorProcess
@@ -50,8 +51,7 @@ class Operated:
 def operated_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
     """Four KWOK nodes of eight A2 cards in pool `inference`, the CRDs, the operator."""
     with ApiCluster.start(options=ApiOptions(audit_policy=POLICY)) as cluster:
-        cluster.kubectl("apply", "-f", str(ROOT / "crds"))
-        cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/glm5services.glm5.dev", "crd/npupools.glm5.dev")
+        install_crds(cluster)
         kube = Kube(cluster.http)
         kube.create({"kind": "Namespace", "metadata": {"name": "glm5-system"}})
         cluster.add_nodes(NODES, labels={RACK: "inference"})

@@ -74,10 +74,12 @@ _IMAGE_FORM = "must be an image reference such as registry.example:5000/glm5-run
 _IMAGE_LATEST = "the tag `latest` is refused, because it means another engine tomorrow: name a version or date tag, or a digest"
 
 # Flags that the operator sets from a field; a second value in args would win silently or stop the engine.
+# vLLM takes underscores for dashes.
 _OWNED_FLAGS = (
     "model|host|port|served-model-name|max-model-len|max-sequences|max-num-seqs|max-batched-tokens|max-num-batched-tokens"
-    "|tensor-parallel-size|tp|pipeline-parallel-size|pp|data-parallel-size|dp|block-size|kv-cache-dtype|speculative-config|drain-timeout"
-)
+    "|tensor-parallel-size|tp|pipeline-parallel-size|pp|data-parallel-size|dp|(no-)?enable-expert-parallel|quantization|q|block-size"
+    "|kv-cache-dtype|(no-)?enable-prefix-caching|speculative-config|drain-timeout|shutdown-timeout"
+).replace("-", "[-_]")
 _RESERVED_ENV = (API_KEY_ENV, "VLLM_API_KEY", "ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 
 
@@ -245,12 +247,12 @@ def _engine_rules() -> tuple[Rule, ...]:
         Rule(
             "args-owned",
             f"self.all(arg, !arg.matches('^--?({_OWNED_FLAGS})(=|$)'))",
-            "the operator sets this flag from a field of the spec: use model.servedName, context, parallelism, kvCache, speculative or "
-            "drain instead (host, port and model path are fixed)",
+            "the operator sets this flag from a field of the spec: use model, context, parallelism, kvCache, speculative or drain "
+            "instead (host, port and model path are fixed)",
         ),
         Rule(
             "args-no-secret",
-            "self.all(arg, !arg.matches('^--?(api-key|hf-token)(=|$)'))",
+            "self.all(arg, !arg.matches('^--?(api[-_]key|hf[-_]token)(=|$)'))",
             "a secret in args can be read by everyone who sees the pod: put it into a Secret and name it in auth.secretRef",
         ),
         Rule(

@@ -85,7 +85,7 @@ class EngineSpec(Model):
     """Image of the engine, by version tag, date tag or digest; `latest` and no tag are refused. Default: the operator's image for
     this engine and the pool's product.
     """
-    args: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(strict=False, max_length=64)] | None = Field(
+    args: Annotated[tuple[Annotated[str, Field(max_length=2048)], ...], Field(strict=False, max_length=64)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "atomic", **validations("args-owned", "args-no-secret")}
     )
     """More arguments for the engine, after the planned ones. Flags that a field of this spec sets are refused."""

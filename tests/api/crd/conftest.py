@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +10,7 @@ import pytest
 
 from tests.api.crd.documents import Json
 from tests.cluster.api import ApiCluster
-
-CRDS = Path(__file__).parents[3] / "crds"
+from tests.support.crds import install_crds
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,8 @@ def _strict(*, dry_run: bool) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def installed(api_cluster: ApiCluster) -> ApiCluster:
-    """The cluster with our CRDs, put there by plain client-side `kubectl apply` (a CRD too big for its annotation would fail here)."""
-    api_cluster.kubectl("apply", "-f", str(CRDS))
-    api_cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/glm5services.glm5.dev", "crd/npupools.glm5.dev")
-    # Established comes before the new schema is served by every handler: the first object shows that it is.
-    deadline = time.monotonic() + 30
-    for plural in ("namespaces/default/glm5services", "npupools"):
-        while not api_cluster.http.get(f"/apis/glm5.dev/v1alpha1/{plural}").is_success:
-            assert time.monotonic() < deadline, f"{plural} not served"
-            time.sleep(0.05)
+    """The cluster with our CRDs, put there by client-side `kubectl apply` (a CRD too big for its annotation would fail here)."""
+    install_crds(api_cluster)
     return api_cluster
 
 

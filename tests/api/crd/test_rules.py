@@ -105,6 +105,25 @@ def test_an_image_of_a_pod_template_meets_the_same_rules_and_is_named_in_the_ref
     assert [field for field, _ in api.create(document("busybox")).causes] == [f"spec.podTemplate.spec.{group}[0].image"]
 
 
+@pytest.mark.parametrize(
+    ("argument", "taken"),
+    [
+        ("--seed=1", True),
+        ("--port-range=1", True),
+        ("--gpu-memory-utilization=0.9", True),
+        ("model", True),
+        ("--port=1", False),
+        ("-tp", False),
+        ("--max_model_len=8", False),
+        ("--no-enable-prefix-caching", False),
+        ("--quantization", False),
+        ("--api_key=k", False),
+    ],
+)
+def test_an_argument_is_taken_only_where_no_field_says_the_same(api: Api, argument: str, taken: bool) -> None:
+    assert api.create(service({"engine": {"args": ["--seed", "1", argument]}})).accepted is taken
+
+
 SOURCES = {
     "pvc://weights": True,
     "pvc://weights/": True,

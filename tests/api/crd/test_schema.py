@@ -10,9 +10,10 @@ import yaml
 
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.api.service import GLM5Service
-from tests.api.crd.conftest import CRDS, Api
+from tests.api.crd.conftest import Api
 from tests.api.crd.documents import REMOVED, TINY, Json, pool, service
 from tests.cluster.api import ApiCluster
+from tests.support.crds import CRDS
 
 pytestmark = pytest.mark.api
 
