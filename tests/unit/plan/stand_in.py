@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ def map_of(cards: range) -> str:
     return "\n".join(rows)
 
 
+def expand(text: str, variables: dict[str, str]) -> str:
+    """What kubelet makes of a command's text: `$(NAME)` is replaced where NAME is known and kept where not, `$$` becomes `$`."""
+    return re.sub(r"\$(\$|\(([^)]*)\))", lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]), text)
+
+
 def run(container: dict[str, Any], folder: Path, *, npu_smi: str | None = None, npu_smi_code: int = 0, **environment: str) -> Ran:
     """Run command and args of a container. Without `npu_smi` there is no such program."""
     programs = folder / "bin"
@@ -52,5 +58,6 @@ def run(container: dict[str, Any], folder: Path, *, npu_smi: str | None = None, 
         fake.chmod(0o755)
     env = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
     env |= {"PATH": str(programs), "LANG": os.environ.get("LANG", "C.UTF-8"), **environment}
-    done = subprocess.run([*container["command"], *container["args"]], env=env, capture_output=True, text=True, timeout=30, check=False)
+    command = [expand(part, env) for part in (*container["command"], *container["args"])]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
     return Ran(done.returncode, done.stderr, json.loads(done.stdout) if done.returncode == 0 else {})
