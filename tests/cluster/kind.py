@@ -129,10 +129,10 @@ class KindCluster:
         return _folder(self.name) / "nodes" / worker / "node.json"
 
     def load(self, *images: str) -> None:
-        """Put images of the engine (by name) or archives (by path, ending in .tar) onto the nodes."""
+        """Put images of the engine (by name) or archives (by path, ending in .tar) onto the workers, where pods run."""
         for image in images:
             kind = "image-archive" if image.endswith(".tar") else "docker-image"
-            self._kind("load", kind, image, "--name", self.name)
+            self._kind("load", kind, image, "--name", self.name, "--nodes", ",".join(self.workers))
 
     def down(self) -> None:
         """Delete the cluster; stop the engine when it is ours and nothing else uses it."""
