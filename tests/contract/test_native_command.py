@@ -59,7 +59,7 @@ def contexts(draw: st.DrawFn) -> dict[str, int]:
 SPECS = st.fixed_dictionaries({}, optional={"context": contexts(), "drain": st.fixed_dictionaries({"timeout": DURATIONS})})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SPECS, SOURCES)
 def test_every_rendered_command_is_accepted(spec: dict[str, Any], source: str) -> None:
     context = spec.get("context", {})
@@ -75,7 +75,7 @@ def test_every_rendered_command_is_accepted(spec: dict[str, Any], source: str) -
     assert found.model == Path("/opt/models/tiny" if source.startswith("image") else "/models/tiny-glm5")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SERVED_NAMES)
 def test_every_served_name_that_admission_accepts_is_served_as_it_is(name: str) -> None:
     container = engine_of(plan(_named(name), CARD))
