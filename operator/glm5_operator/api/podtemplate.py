@@ -38,6 +38,7 @@ POD_TEMPLATE_SCHEMA: Final = {
         spec=_open(
             nodeName=_text(253),
             restartPolicy=_text(16),
+            automountServiceAccountToken={"type": "boolean"},
             nodeSelector=_strings(32),
             containers=_CONTAINERS,
             initContainers=_CONTAINERS,

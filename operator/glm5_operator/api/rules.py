@@ -102,6 +102,11 @@ def _pod_rules() -> tuple[Rule, ...]:
             f"metadata.labels of {GROUP}/ belong to the operator and select the pods of a service: use a prefix of your own",
         ),
         Rule(
+            "pod-no-token",
+            "!has(self.spec) || !has(self.spec.automountServiceAccountToken) || !self.spec.automountServiceAccountToken",
+            "spec.automountServiceAccountToken must be false (or absent): engine pods run without credentials for the API server",
+        ),
+        Rule(
             "pod-restarts",
             "!has(self.spec) || !has(self.spec.restartPolicy) || self.spec.restartPolicy == 'Always'",
             "spec.restartPolicy must be Always (or absent): a service's pods are kept running",
@@ -290,7 +295,7 @@ def _shape_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "rollout-moves",
-            "self.?maxSurge.orValue(1) > 0 || self.?maxUnavailable.orValue(0) > 0",
+            "self.?maxSurge.orValue(1) > 0 || self.?maxUnavailable.orValue(1) > 0",
             "rollout.maxSurge and maxUnavailable can't both be 0: set maxUnavailable to 1 where no card is spare",
             ".maxUnavailable",
         ),

@@ -61,7 +61,7 @@ class EnvVar(Model):
     name: Annotated[str, Field(min_length=1, max_length=128, json_schema_extra=validations("env-name", "env-reserved"))]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=4096)] = ""
-    """Its value, as it is: no $(VAR) expansion is promised. Values from Secrets and ConfigMaps go through podTemplate."""
+    """Its value; Kubernetes replaces $(NAME) by a variable that stands before it. Values from Secrets go through podTemplate."""
 
 
 class EngineSpec(Model):
@@ -149,13 +149,15 @@ class RolloutSpec(Model):
     model_config = ConfigDict(json_schema_extra=validations("recreate-has-no-surge", "rollout-moves"))
 
     strategy: RolloutStrategy | None = None
-    """Surge starts new replicas before it stops old ones and needs spare cards for maxSurge; Recreate stops all first and needs none,
-    with a gap in service. Default: Surge.
+    """Surge starts new replicas before it stops old ones, as far as cards are spare; Recreate stops all first, with a gap in service.
+    Default: Surge.
     """
     max_surge: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Replicas beyond spec.replicas during a rollout; each needs its cards. Default: 1."""
+    """Replicas beyond spec.replicas during a rollout; each needs cards of its own. Default: 1 while the pool has cards for one more
+    replica, else 0.
+    """
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Replicas that may be missing during a rollout. Default: 0, so nothing is lost while cards are spare."""
+    """Replicas that may be missing during a rollout. Default: 0, and 1 where maxSurge is 0: without spare cards one must go first."""
     paused: bool | None = None
     """Whether changes of the pod wait; replicas can still be scaled. Default: false."""
 

@@ -90,7 +90,7 @@ def test_an_operator_that_does_not_look_is_asked_about(site: Site, monkeypatch: 
 
 
 def test_what_the_api_server_refuses_is_a_line_for_each_field(site: Site) -> None:
-    run = site.deploy("--timeout", "30", spec={"engine": {"image": "x:latest"}, "rollout": {"maxSurge": 0}})
+    run = site.deploy("--timeout", "30", spec={"engine": {"image": "x:latest"}, "rollout": {"maxSurge": 0, "maxUnavailable": 0}})
     assert run.exit_code == 6
     errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 3

@@ -158,8 +158,8 @@ SERVICE_CASES = [
     ),
     Case(
         "rollout-moves",
-        service({"rollout": {"maxSurge": 0, "maxUnavailable": 1}}),
         service({"rollout": {"maxSurge": 0}}),
+        service({"rollout": {"maxSurge": 0, "maxUnavailable": 0}}),
         "set maxUnavailable to 1",
     ),
     Case("drain-timeout", service({"drain": {"timeout": "2h"}}), service({"drain": {"timeout": "2h1s"}}), "between 1s and 2h"),
@@ -189,6 +189,12 @@ SERVICE_CASES = [
         _pod({"metadata": {"labels": {"team": "a"}}}),
         _pod({"metadata": {"labels": {"glm5.dev/serving": "true"}}}),
         "prefix of your own",
+    ),
+    Case(
+        "pod-no-token",
+        _pod({"spec": {"automountServiceAccountToken": False}}),
+        _pod({"spec": {"automountServiceAccountToken": True}}),
+        "must be false",
     ),
     Case("pod-restarts", _pod({"spec": {"restartPolicy": "Always"}}), _pod({"spec": {"restartPolicy": "Never"}}), "must be Always"),
     Case(
