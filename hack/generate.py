@@ -36,16 +36,7 @@ Json = dict[str, Any]
 
 def main() -> int:
     """Write every generated file and remove those that nothing generates any more."""
-    crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
-    if not crds:
-        print("crds/ is empty: run `make crds`", file=sys.stderr)
-        return 1
-    files = {
-        **{CHART_FILES / "crds" / f"{crd['metadata']['name']}.yaml": chart_crd(crd) for crd in crds},
-        **{CHART_FILES / "rbac" / f"{name}.yaml": role_rules(table) for name, table in rights.TABLES.items()},
-        Path("docs/api.md"): api_page(crds),
-        Path("docs/settings.md"): settings.docs_table(),
-    }
+    files = generated()
     for folder in ("crds", "rbac"):
         for old in (ROOT / CHART_FILES / folder).glob("*.yaml"):
             if old.relative_to(ROOT) not in files:
@@ -55,6 +46,20 @@ def main() -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
     return 0
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file by its path from the repository's root."""
+    crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    if not crds:
+        sys.exit("crds/ is empty: run `make crds`")
+    return {
+        **{CHART_FILES / "crds" / f"{crd['metadata']['name']}.yaml": chart_crd(crd) for crd in crds},
+        **{CHART_FILES / "rbac" / f"{name}.yaml": role_rules(table) for name, table in rights.TABLES.items()},
+        CHART_FILES.parent / "README.md": chart_page((ROOT / CHART_FILES.parent / "values.yaml").read_text()),
+        Path("docs/api.md"): api_page(crds),
+        Path("docs/settings.md"): settings.docs_table(),
+    }
 
 
 def chart_crd(crd: Json) -> str:
@@ -78,6 +83,35 @@ def role_rules(table: Iterable[rights.Right]) -> str:
 
 def _flow(words: Iterable[str]) -> str:
     return "[" + ", ".join(word or '""' for word in words) + "]"
+
+
+def chart_page(values: str) -> str:
+    """The chart's README: every value with its default and the comment above it."""
+    rows: list[str] = []
+    path: list[str] = []
+    comment: list[str] = []
+    for line in values.splitlines():
+        text = line.strip()
+        depth = (len(line) - len(line.lstrip())) // 2
+        if text.startswith("#"):
+            comment.append(text.removeprefix("#").strip())
+        elif not text:
+            comment = []
+        else:
+            key, _, default = text.partition(":")
+            path = [*path[:depth], key]
+            if default or comment:
+                shown = f"`{default.strip()}`" if default else ""
+                rows.append(f"| `{'.'.join(path)}` | {shown} | {_cell(' '.join(comment))} |")
+            comment = []
+    parts = [
+        "# glm5-operator",
+        f"<!-- {BANNER} -->",
+        "Installs the operator that serves GLM-5 on Ascend NPUs. Installing, upgrading, removing: `docs/operations.md` of the repository.",
+        "A schema checks the values: unknown keys and wrong types are refused with their path; null counts as left out.",
+        "| value | default | meaning |\n| --- | --- | --- |\n" + "\n".join(rows),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def api_page(crds: Iterable[Json]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from glm5_operator import settings
 from glm5_operator.metrics import Metrics
 from tests.support.chart import CHART, KUBE_VERSIONS, Chart, RefusedError, at, containers, environment, only, pod_templates
 
@@ -70,6 +71,24 @@ def test_every_pod_meets_the_restricted_pod_security_standard(chart: Chart) -> N
 
 def test_no_pod_gets_service_links_because_they_would_read_as_unknown_settings(chart: Chart) -> None:
     assert all(pod["spec"]["enableServiceLinks"] is False for pod in pod_templates(chart.render()).values())
+
+
+def test_the_operator_knows_every_setting_that_the_chart_gives_it(chart: Chart) -> None:
+    values = {**EVERYTHING, "watchNamespaces": ["a", "b"], "logFormat": "json", "logLevel": "debug", "engines": {"pullPolicy": "Always"}}
+    loaded = settings.load(environment(chart.render(values)))
+    assert loaded.scope.namespaces == ("a", "b")
+    assert (loaded.log.level, loaded.log.format) == ("debug", "json")
+    assert loaded.site.native_image == "glm5-runtime:0.1.0"
+    assert loaded.site.image_pull_policy == "Always"
+
+
+def test_the_defaults_of_chart_and_operator_are_the_same(chart: Chart) -> None:
+    assert settings.load(environment(chart.render())) == settings.Settings()
+
+
+def test_helm_lint_has_nothing_to_say(chart: Chart) -> None:
+    done = subprocess.run([chart.helm, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_test_pod_has_no_api_token(chart: Chart) -> None:

@@ -11,7 +11,8 @@ from tests.support.chart import Chart, RefusedError, at, containers, default_val
 
 ALL = list(paths(default_values()))
 BLOCKS = [path for path, value in ALL if isinstance(value, dict) and value]
-CLOSED = [path for path in BLOCKS if path not in {("resources", "requests"), ("resources", "limits")}]  # their keys are the cluster's
+OPEN = {("resources", "requests"), ("resources", "limits"), ("global",)}  # keys of the cluster, and of umbrella charts
+CLOSED = [path for path in BLOCKS if path not in OPEN]
 LEAVES = [path for path, value in ALL if not (isinstance(value, dict) and value)]
 
 # Values that only show when something else is on; the rest is seen with defaults around it.
@@ -151,6 +152,10 @@ def test_a_misspelt_key_is_refused_with_the_path_of_its_block(chart: Chart, bloc
     where = "/" + "/".join(block) if block else ""
     with pytest.raises(RefusedError, match=rf"at '{where}': additional properties 'mispelt' not allowed"):
         chart.render(at((*block, "mispelt"), 1))
+
+
+def test_it_renders_as_a_part_of_an_umbrella_chart(chart: Chart) -> None:
+    assert chart.render({"enabled": True, "global": {"imageRegistry": "", "storageClass": "fast"}})
 
 
 SPREAD = {
