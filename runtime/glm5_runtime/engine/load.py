@@ -67,11 +67,19 @@ def _cache_tokens(config: EngineConfig, model_config: ModelConfig, device: torch
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Memory left on the device; on a CPU what the machine, or the container's limit, has left."""
-    if device.type != "cpu":
-        return int(torch.accelerator.get_memory_info(device)[0])
-    available = [int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:")]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    """Memory left on the device, bytes."""
+    return host_free_bytes(Path("/")) if device.type == "cpu" else int(torch.accelerator.get_memory_info(device)[0])
+
+
+def host_free_bytes(root: Path) -> int:
+    """Memory left for this process: the machine's, or what the container's limit leaves. File pages count as free: the kernel drops them."""
+    free = [_number(root / "proc/meminfo", "MemAvailable:") * 1024]
+    limit, used = root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory.stat"
     if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
-        available.append(int(text) - int(used.read_text()))
-    return max(0, min(available))
+        free.append(int(text) - _number(used, "anon"))
+    return max(0, min(free))
+
+
+def _number(path: Path, name: str) -> int:
+    """The number behind a name, in the file's own unit."""
+    return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)

@@ -63,18 +63,19 @@ class Scheduler:
         """The next step's work; empty only when there is none."""
         plan: list[Step] = []
         budget = self._max_batched_tokens
-        preempted = self.preemptions
         for sequence in sorted(self.running, key=lambda s: s.pending > 1):
             count = min(sequence.pending, budget)
             if count and sequence in self.running and self._make_room(sequence, count, plan):
                 plan.append(Step(sequence, count))
                 budget -= count
-        if preempted == self.preemptions:  # else the pages just freed would go to someone newer
-            self._admit(plan, budget)
+        self._admit(plan, budget)
         return plan
 
     def _admit(self, plan: list[Step], budget: int) -> None:
-        """Move waiting sequences to running while budget, places and pages for all their tokens last."""
+        """Move waiting sequences to running, in order, while budget, places and pages for all their tokens last.
+
+        One preempted in this very step can't come back in it: the pages it gave up are fewer now, and it needs as many.
+        """
         while self.waiting and budget and len(self.running) < self._max_sequences:
             sequence = self.waiting[0]
             if self._missing_pages(sequence, sequence.pending) > self.pool.free:

@@ -10,7 +10,7 @@ import torch
 
 from glm5_runtime.config import ConfigError, EngineConfig
 from glm5_runtime.engine.engine import Engine
-from glm5_runtime.engine.load import torch_device
+from glm5_runtime.engine.load import host_free_bytes, torch_device
 from glm5_runtime.model.checkpoint_files import WeightsError
 from tests.runtime.engine.client import Client, expected_rows, greedy, question
 
@@ -39,6 +39,21 @@ def test_a_broken_checkpoint_is_refused_at_load(tiny_dir: Path, tmp_path: Path) 
     shutil.copy(tiny_dir / "config.json", tmp_path)
     with pytest.raises(WeightsError):
         Engine.load(tmp_path, EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"),
+    [("max", 8_000_000 * 1024), ("3000000000", 2_000_000_000), ("900000000", 0), (None, 8_000_000 * 1024)],
+    ids=["no limit", "a limit", "a limit that is used up", "no container"],
+)
+def test_free_memory_is_the_machines_or_what_the_containers_limit_leaves(limit: str | None, free: int, tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 16000000 kB\nMemFree: 1000000 kB\nMemAvailable: 8000000 kB\n")
+    if limit is not None:
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+        (tmp_path / "sys/fs/cgroup/memory.stat").write_text("anon 1000000000\nfile 1900000000\n")
+    assert host_free_bytes(tmp_path) == free
 
 
 def test_auto_is_the_cpu_where_torch_finds_no_accelerator() -> None:

@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from glm5_runtime.config import ModelConfig
 from glm5_runtime.model.checkpoint_files import Checkpoint, WeightsError
+from glm5_runtime.model.decoder import Decoder
 from glm5_runtime.model.weights import FP32_ISLANDS, load_decoder
 from glm5_runtime.ops.interface import operators
+from tests.runtime.config.releases import GLM_5, GLM_5_2, write_release
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
-
-    from glm5_runtime.model.decoder import Decoder
 
 BROKEN = Path(__file__).parents[2] / "fixtures" / "weights"
 CPU = torch.device("cpu")
@@ -77,6 +77,13 @@ def test_what_decides_choices_stays_in_fp32_and_the_rest_follows_the_type(tiny_d
     assert islands == {name for name in kinds if name.endswith(FP32_ISLANDS)}
     assert len(islands) == 3 * 2 + 3  # router weight and bias of three sparse layers, indexer weights of three full layers
     assert set(kinds.values()) == {torch.float32, torch.bfloat16}
+
+
+@pytest.mark.parametrize(("release", "billions"), [(GLM_5, 743.91), (GLM_5_2, 743.38)], ids=["GLM-5", "GLM-5.2"])
+def test_the_releases_have_their_known_number_of_parameters(release: Mapping[str, object], billions: float, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        decoder = Decoder(ModelConfig.from_dir(write_release(tmp_path, release)), operators("cpu"))
+    assert sum(parameter.numel() for parameter in decoder.parameters()) / 1e9 == pytest.approx(billions, abs=0.005)
 
 
 def test_nothing_can_be_trained_by_accident_and_nothing_stays_unfilled(tiny_dir: Path) -> None:
