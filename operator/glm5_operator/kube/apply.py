@@ -76,15 +76,18 @@ class Applier:
         status = _without_nulls(status)  # the server drops them, and the next comparison would find them missing
         if (resource.get("status") or {}) == status:
             return None
-        metadata = resource["metadata"]
-        identity = {name: metadata[name] for name in ("name", "namespace", "uid") if name in metadata}  # the uid keeps it off a successor
+        metadata, key = resource["metadata"], key_of(resource)
+        current = self._cache.get(key.kind, key.namespace, key.name)
+        if current is not None and current["metadata"]["uid"] != metadata["uid"]:
+            return None  # a successor of the same name; the server doesn't compare uids on this subresource
+        identity = {name: metadata[name] for name in ("name", "namespace") if name in metadata}
         body = {"apiVersion": resource["apiVersion"], "kind": resource["kind"], "metadata": identity, "status": status}
         try:
             self._cache.put(await self._client.apply(body, force=True, subresource="status"))
         except (errors.NotFoundError, errors.ConflictError):
             return None
         except errors.KubeError as error:
-            return errors.failure(error, key_of(resource))
+            return errors.failure(error, key)
         return None
 
     async def patch_node(
@@ -120,7 +123,7 @@ class Applier:
     async def _settle(self, owner: Resource, key: Key, manifest: Manifest, live: Resource | None, conflicts: list[Key]) -> bool:
         """Apply one object unless it is settled already; True when something was written."""
         if live is None:
-            live = await self._find(owner, key)
+            live = await self._find(owner, key, manifest)
         if live is not None and live["metadata"].get("deletionTimestamp"):
             return False  # on its way out; its deletion wakes us
         if live is None:
@@ -139,8 +142,8 @@ class Applier:
         self._cache.put(answer)
         return bool(answer["metadata"].get("resourceVersion") != live["metadata"].get("resourceVersion"))
 
-    async def _find(self, owner: Resource, key: Key) -> Resource | None:
-        """The object of that name, if it is the owner's though the cache doesn't show it (a label may have been taken off).
+    async def _find(self, owner: Resource, key: Key, manifest: Manifest) -> Resource | None:
+        """The object of that name, if it is the owner's though the cache doesn't show it: a label or the owner reference was taken off.
 
         One read per creation is the price of never writing into an object that isn't ours.
         """
@@ -150,6 +153,8 @@ class Applier:
             return None
         reference = controller_of(found)
         if reference is not None and reference.get("uid") == owner["metadata"]["uid"]:
+            return found
+        if reference is None and managed.is_orphan_of_ours(found, manifest):
             return found
         predecessor = reference is not None and (reference.get("kind"), reference.get("name")) == (owner["kind"], owner["metadata"]["name"])
         if predecessor or found["metadata"].get("deletionTimestamp"):

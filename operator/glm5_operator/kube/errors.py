@@ -150,6 +150,8 @@ def _class_of(code: int, reason: str, message: str, causes: set[str]) -> type[Ku
         return FieldConflictError
     if code == 409 and reason == "AlreadyExists":
         return AlreadyExistsError
+    if code == 500 and "failed to create typed patch object" in message:  # what an apply against its schema is answered with
+        return InvalidError
     if code >= 500:
         return UnavailableError
     return _BY_CODE.get(code, KubeError)

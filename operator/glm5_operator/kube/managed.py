@@ -65,6 +65,16 @@ def ours(live: Resource, desired: Mapping[str, Any], subresource: str = "") -> b
     return False
 
 
+def is_orphan_of_ours(found: Resource, desired: Mapping[str, Any]) -> bool:
+    """Made by this operator for this very service, and nobody's now (say, left by `kubectl delete --cascade=orphan`)."""
+    metadata = found["metadata"]
+    applied = any(
+        entry.get("manager") == names.FIELD_MANAGER and entry.get("operation") == "Apply" for entry in metadata.get("managedFields") or ()
+    )
+    label = (desired["metadata"].get("labels") or {}).get(names.SERVICE_LABEL)
+    return applied and label is not None and (metadata.get("labels") or {}).get(names.SERVICE_LABEL) == label
+
+
 def foreign_managers(live: Resource, desired: Mapping[str, Any]) -> tuple[str, ...]:
     """Managers other than us that own a desired field whose value isn't ours now: who we are about to take it back from."""
     found = set()

@@ -36,6 +36,12 @@ QUOTA = 'deployments.apps "x" is forbidden: exceeded quota: cards, requested: re
         (422, {"reason": "Invalid"}, errors.InvalidError, "Invalid"),
         (429, {}, errors.TooManyRequestsError, "TooManyRequests"),
         (500, {"reason": "InternalError"}, errors.UnavailableError, "Unavailable"),
+        (
+            500,
+            {"message": "failed to create typed patch object (ns/x; …): .status.replicas: expected numeric"},
+            errors.InvalidError,
+            "Invalid",
+        ),
         (504, None, errors.UnavailableError, "Unavailable"),
         (418, {}, errors.KubeError, "ApiError"),
         (403, "<html>a proxy's own page</html>", errors.ForbiddenError, "Forbidden"),
