@@ -72,14 +72,17 @@ class Processes:
     def start(self, name: str, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
         """Start a program in a session of its own; it outlives this process until `stop`."""
         with self.log(name).open("ab") as log:
-            child = subprocess.Popen(
-                [str(word) for word in argv],
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            try:
+                child = subprocess.Popen(
+                    [str(word) for word in argv],
+                    env={**os.environ, **(env or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ClusterError(f"{name} cannot be started: {error}") from error
         identity = Identity.of(child.pid)
         if identity is None:
             child.wait()
