@@ -26,13 +26,19 @@ pool:                           # the nodes that serve; leave `spec` out when th
     nodeSelector: {accelerator-type: module-a3-16}
 models:                         # by model name; everything else is the spec of a GLM5Service
   GLM-5.1:
-    service: chat               # name of the GLM5Service; default: from the model's name
-    weights: w8a8
+    service: chat               # name of the GLM5Service; default: from the model's name, here glm-5-1
+    weights: w8a8               # weights, source, servedName, memory: kubectl explain glm5.spec.model
     source: pvc://weights/GLM-5.1-w8a8
-    spec: {replicas: 1}         # see kubectl explain glm5.spec
+    servedName: glm-5.1         # default: the model's name
+    spec: {replicas: 1}         # anything else of kubectl explain glm5.spec
   GLM-5:
     weights: w4a8
     source: hostpath:///data/weights/GLM-5-w4a8
+  tiny-glm5:                    # a model without a recipe states its memory and cards
+    weights: bf16
+    source: pvc://weights/tiny-glm5
+    memory: 2Gi
+    spec: {parallelism: {tensor: 1}}
 """
 
 _REMEDY: Final = "`glm5 deploy --example` prints a file to start from"

@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from glm5_operator.cli.errors import CliError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 PROGRAM: Final = "glm5-runtime"
 PROGRAM_ENV: Final = "GLM5_RUNTIME"
@@ -73,7 +75,7 @@ def find_program() -> str:
 def running(options: EngineOptions, say: Callable[[str], None]) -> Iterator[httpx.Client]:
     """A client of a started engine; the engine ends with the block."""
     port, key = _free_port(), secrets.token_urlsafe(24)
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, _ending_on_signals():
         process = _start(_command(options, port), key, log)
         engine = _Engine(process, lambda: _tail(log.fileno()))
         try:
@@ -87,6 +89,21 @@ def running(options: EngineOptions, say: Callable[[str], None]) -> Iterator[http
                     yield client
         finally:
             _stop(process)
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """A signal that would end us at once ends us through `finally`: the engine is in a session of its own and would live on."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Called by `app`. The engine is `engine.running`; this is a small client of its O
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ def _talk(client: httpx.Client, session: Session, messages: list[Message]) -> No
 
 
 def _questions() -> Iterator[str]:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401, PLC0415 - importing it gives `input` its line editing
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")

@@ -10,7 +10,7 @@ import yaml
 
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.api.service import GLM5Service
-from glm5_operator.cli.cluster_file import EXAMPLE, default_service_name, read_order
+from glm5_operator.cli.cluster_file import EXAMPLE, ClusterFile, ModelEntry, PoolEntry, default_service_name, read_order
 from glm5_operator.cli.errors import CliError
 from tests.api.crd.documents import Json, overlay
 from tests.unit.cli.support import glm5
@@ -37,11 +37,17 @@ def test_the_example_is_a_good_file_for_each_of_its_models(tmp_path: Path) -> No
     path = tmp_path / "cluster.yaml"
     path.write_text(glm5("deploy", "--example").stdout)
     assert path.read_text() == EXAMPLE
-    for model in ("GLM-5.1", "GLM-5"):
+    for model in ("GLM-5.1", "GLM-5", "tiny-glm5"):
         order = read_order(str(path), model)
         GLM5Service.parse(order.service)
         assert order.pool is not None
         NPUPool.parse(order.pool)
+
+
+def test_the_example_shows_every_field() -> None:
+    for model in (ClusterFile, PoolEntry, ModelEntry):
+        for name, field in model.model_fields.items():
+            assert f"{field.alias}:" in EXAMPLE, name
 
 
 def test_a_model_is_found_in_any_case_and_named_as_the_file_spells_it(write: Write) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +116,20 @@ def test_an_engine_that_never_gets_ready_is_given_up_and_ended(bench: Bench) -> 
 def test_an_engine_that_ignores_the_end_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "STOP_SECONDS", 0.2)
     assert bench.ask("--prompt", "x", mode="deaf").exit_code == 0
+    assert not bench.engine_lives()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_engine_too(bench: Bench, number: signal.Signals, code: int) -> None:
+    command = [str(Path(sys.executable).with_name("glm5")), "inference", "--model", str(bench.model), "--prompt", "x"]
+    env = {**os.environ, engine.PROGRAM_ENV: str(bench.program), "STUB": "never", "STUB_LOG": str(bench.log)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "being loaded" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(number)
+        process.stderr.read()
+        assert process.wait(20) == code
     assert not bench.engine_lives()
 
 
