@@ -20,7 +20,7 @@ from demo import site as places
 from demo import steps
 from demo.site import Site
 from demo.talk import generate, port_forward, stream_chat
-from tests.cluster import engine, images
+from tests.cluster import engine, images, workload
 from tests.cluster.build import Cluster, build
 from tests.cluster.errors import ClusterError
 from tests.cluster.kind import KindCluster
@@ -64,9 +64,8 @@ def _kind() -> Site:
     with _step("build the images (the first time takes a while)"):
         for target in images.TARGETS:
             images.build(docker, target)
-        packages = images.needs_site_packages(docker)
     with _step("create a Kubernetes cluster with two nodes of fake Ascend cards") as say:
-        cluster = KindCluster.up(places.CLUSTER_NAME, places.kind_options(packages=packages), say)
+        cluster = KindCluster.up(places.CLUSTER_NAME, workload.options(docker), say)
     with _step("load the images onto the nodes"):
         places.load_images(cluster)
     return places.kind_site(cluster)

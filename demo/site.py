@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.cluster import images
 from tests.cluster.errors import UnavailableError
-from tests.cluster.kind import KindCluster, KindOptions, Mount
+from tests.cluster.kind import KindCluster
 from tests.cluster.shell import run
-from tests.cluster.site_packages import NODE_PATH, site_packages
 from tests.cluster.tools import tool
+from tests.cluster.workload import SITE_PACKAGES_NODE_PATH
 
 CLUSTER_NAME = "glm5"
 POD_PACKAGES = "/opt/glm5/site-packages"
@@ -51,7 +51,7 @@ class Site:
 
 def kind_site(cluster: KindCluster) -> Site:
     """The kind cluster as a place for the demo; images must have been loaded."""
-    mounted = any(mount.node == NODE_PATH for mount in cluster.options.mounts)
+    mounted = any(mount.node == SITE_PACKAGES_NODE_PATH for mount in cluster.options.mounts)
     return Site(
         kubeconfig=cluster.kubeconfig,
         kubectl_path=tool("kubectl"),
@@ -85,16 +85,11 @@ def current_site() -> Site:
     )
 
 
-def kind_options(*, packages: bool) -> KindOptions:
-    """How the demo's kind cluster is made: with the runtime's Python packages on the workers where images can't carry torch."""
-    return KindOptions((Mount(str(site_packages()), NODE_PATH),) if packages else ())
-
-
 def mounted_packages() -> dict[str, Any]:
     """A pod template that mounts the runtime's Python packages from the node (decision 0006)."""
     return {
         "spec": {
-            "volumes": [{"name": "site-packages", "hostPath": {"path": NODE_PATH, "type": "Directory"}}],
+            "volumes": [{"name": "site-packages", "hostPath": {"path": SITE_PACKAGES_NODE_PATH, "type": "Directory"}}],
             "containers": [
                 {
                     "name": "engine",

@@ -20,7 +20,8 @@ from tests.cluster.shell import run
 from tests.cluster.versions import DEBIAN
 
 _REPOSITORY = Path(__file__).parents[2]
-_SOURCES = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "runtime")
+_MODEL = "tests/fixtures/tiny-glm5"
+_SOURCES = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE", "requirements", "operator", "runtime", _MODEL)
 _PYTHON_BASE = "python:3.11-slim-bookworm"
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
 _KEY_LABEL = "dev.glm5.content"
@@ -111,6 +112,7 @@ def _stage(context: Path) -> None:
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
     for name in _SOURCES:
         source = _REPOSITORY / name
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, context / name, ignore=ignore)
         else:
