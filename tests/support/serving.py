@@ -41,6 +41,7 @@ class Device:
     """Stands between the engine and the device: passes steps on, or does what a broken device does."""
 
     def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self._run = engine._runner.run
         engine._runner.run = self._step  # type: ignore[method-assign]
         self.error: Exception | None = None

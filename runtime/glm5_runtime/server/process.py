@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -75,12 +76,15 @@ class _Process:
 
     async def run(self) -> int:
         self._take_signals()
+        try:
+            door = _listen(self.settings.host, self.settings.port)
+        except OSError as error:
+            logger.error("can't listen on %s port %d: %s", self.settings.host, self.settings.port, error.strerror)
+            return 1
         service = Service(self.settings)
         server = _Server(
             uvicorn.Config(
                 build_app(service),
-                host=self.settings.host,
-                port=self.settings.port,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -88,7 +92,7 @@ class _Process:
                 timeout_graceful_shutdown=int(_LAST_WORDS),
             )
         )
-        serving = asyncio.create_task(server.serve())
+        serving = asyncio.create_task(server.serve(sockets=[door]))
         watching = asyncio.create_task(service.watch.run())
         loading = asyncio.create_task(self._load(service))
         stopping = asyncio.create_task(self.stop_asked.wait())
@@ -96,10 +100,7 @@ class _Process:
         if not serving.done():
             await self._drain(service)
             server.should_exit = True
-        with suppress(SystemExit):
-            await serving
-        if not server.started:  # the port was taken; uvicorn has said so
-            self.exit_code = 1
+        await serving
         for task in (watching, loading, stopping):
             task.cancel()
         logger.info("stopped code=%d", self.exit_code)
@@ -148,6 +149,12 @@ class _Process:
                     await _in_thread(self.engine.stop, "stop")
         if service.active:
             await _first(_LAST_WORDS, service.idle)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """An open socket; raises OSError. uvicorn would end the process from within instead of saying so."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
 
 
 def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[Loaded, Engine]:

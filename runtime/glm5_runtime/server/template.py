@@ -7,6 +7,7 @@ are downloaded. The environment is the one of transformers' `apply_chat_template
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUILT_IN = ("5", "5.1", "5.2", "5.3")
+# What foreign template code raises on a conversation its author did not think of
+_TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
 
 
@@ -70,7 +73,7 @@ class ChatTemplate:
             )
         except _TemplateRefusal as refusal:
             raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages") from None
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError, OverflowError) as error:
+        except _TEMPLATE_FAULTS as error:
             raise bad_request(f"the model's chat template can't render this conversation ({type(error).__name__})", "messages") from error
         return _cut_after(text, messages[-1]["content"]) if continue_last else text
 
@@ -87,6 +90,7 @@ def find_template(model_dir: Path, choice: str) -> ChatTemplate:
     return built_in(_version_of(model_dir))
 
 
+@functools.cache
 def built_in(version: str) -> ChatTemplate:
     """One of this package's templates: the version's rules in front of the body they share."""
     folder = resources.files("glm5_runtime.server").joinpath("templates")

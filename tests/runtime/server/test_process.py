@@ -1,0 +1,215 @@
+"""The serving process as a kubelet sees it: port at once, ready later, SIGTERM drains, a load that fails ends it, bodies leave no memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from tests.support.serving import PING, TINY, ask, error_of, events_of, joined
+
+CHAT = "/v1/chat/completions"
+COUNT = "one, two, three, four, five, six, seven, eight, nine, ten"
+
+
+@dataclass
+class Served:
+    """A running `glm5-runtime serve` and a client of it."""
+
+    process: Process
+    client: httpx.AsyncClient
+    log: Path
+
+    async def until(self, path: str, status: int, seconds: float = 60) -> httpx.Response:
+        """Poll `path` until it answers with `status`."""
+        async with asyncio.timeout(seconds):
+            while True:
+                assert self.process.returncode is None, self.log.read_text()
+                with suppress(httpx.TransportError):
+                    reply = await self.client.get(path)
+                    if reply.status_code == status:
+                        return reply
+                await asyncio.sleep(0.02)
+
+    async def until_running(self, count: int) -> None:
+        """Poll until the engine works on `count` requests."""
+        series = re.compile(r"^vllm:num_requests_running\{.*\} " + f"{count}.0$", re.MULTILINE)
+        async with asyncio.timeout(10):
+            while not series.search((await self.client.get("/metrics")).text):  # noqa: ASYNC110 - the state is in another process
+                await asyncio.sleep(0.005)
+
+    async def ended(self, seconds: float = 30) -> int:
+        """Wait for the end; the exit code."""
+        return await asyncio.wait_for(self.process.wait(), seconds)
+
+    def rss(self) -> int:
+        """Resident memory, bytes."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, *flags: str, model: Path = TINY, port: int = 0, **environ: str) -> AsyncIterator[Served]:
+    """Start the real command; whatever happens, it has ended afterwards."""
+    if port == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    log = tmp_path / "log"
+    command = [
+        sys.executable,
+        "-m",
+        "glm5_runtime.cli",
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--served-model-name",
+        "glm-5",
+    ]
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *command, *flags, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"} | environ
+        )
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield Served(process, client, log)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_from_start_to_sigterm_no_request_is_lost(tmp_path: Path) -> None:
+    async with served(tmp_path, "--drain-timeout", "30s") as server:
+        await server.until("/health", 200, seconds=30)
+        loading = await server.client.get("/health/ready")
+        assert (loading.status_code, loading.json()["reason"]) == (503, "Loading")  # the port is open before the model is there
+        assert error_of(await server.client.post(CHAT, json=PING))["code"] == "loading"
+        await server.until("/health/ready", 200)  # without any request: the engine's own token
+
+        running = asyncio.create_task(server.client.post(CHAT, json=ask("Count to ten.", stream=True)))
+        slow = {"model": "glm-5", "prompt": "Tell", "max_tokens": 400, "ignore_eos": True}
+        whole = asyncio.create_task(server.client.post("/v1/completions", json=slow))
+        await server.until_running(2)
+        server.process.send_signal(signal.SIGTERM)
+
+        draining = await server.until("/health/ready", 503)
+        assert draining.json()["reason"] == "Draining"
+        refused = await server.client.post(CHAT, json=PING)
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "draining")
+        assert (await server.client.get("/health")).status_code == 200
+        assert joined(events_of((await running).text)) == COUNT
+        assert (await whole).json()["usage"]["completion_tokens"] == 400
+        assert await server.ended() == 0
+        log = server.log.read_text()
+        assert "Traceback" not in log
+        assert COUNT not in log
+
+
+async def test_requests_that_outlive_the_drain_timeout_are_told_and_the_process_ends_in_time(tmp_path: Path) -> None:
+    async with served(tmp_path, "--drain-timeout", "300ms") as server:
+        await server.until("/health/ready", 200)
+        long = {"model": "glm-5", "prompt": "Tell", "max_tokens": 2000, "ignore_eos": True}
+        async with server.client.stream("POST", "/v1/completions", json=long | {"stream": True}) as reply:
+            text, signalled = "", False
+            async for chunk in reply.aiter_text():
+                text += chunk
+                if not signalled:
+                    signalled = True
+                    server.process.send_signal(signal.SIGTERM)
+
+        assert events_of(text)[-1]["error"]["code"] == "aborted"
+        assert await server.ended(10) == 0
+
+
+async def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
+    async with served(tmp_path, "--drain-timeout", "1h") as server:
+        await server.until("/health/ready", 200)
+        long = {"model": "glm-5", "prompt": "Tell", "max_tokens": 2000, "ignore_eos": True}
+        running = asyncio.create_task(server.client.post("/v1/completions", json=long))
+        server.process.send_signal(signal.SIGTERM)
+        await server.until("/health/ready", 503)
+
+        server.process.send_signal(signal.SIGINT)
+
+        assert await server.ended(10) == 0
+        with suppress(httpx.TransportError):
+            assert (await running).status_code == 503
+
+
+async def test_sigterm_while_loading_ends_at_once(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.until("/health", 200, seconds=30)
+
+        server.process.send_signal(signal.SIGTERM)
+
+        assert await server.ended(15) == 0
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_process_with_the_reason_in_the_log(tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(TINY, broken, ignore=shutil.ignore_patterns("train"))
+    (broken / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+    async with served(tmp_path, model=broken) as server:
+        assert await server.ended(60) == 1
+        assert "the model can't be loaded" in server.log.read_text()
+        assert "Traceback" not in server.log.read_text()
+
+
+async def test_two_hundred_megabytes_are_refused_without_being_kept(tmp_path: Path) -> None:
+    size, chunk = 200_000_000, b"x" * 1_000_000
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(size // len(chunk)):
+            yield chunk
+
+    async with served(tmp_path) as server:
+        await server.until("/health/ready", 200)
+        before = server.rss()
+
+        chunked = await server.client.post(CHAT, content=body())
+        declared = await server.client.post(CHAT, content=body(), headers={"content-length": str(size)})
+
+        assert (chunked.status_code, declared.status_code) == (413, 413)
+        assert error_of(declared)["code"] == "request_too_large"
+        assert server.rss() - before < 40_000_000
+        assert (await server.client.post(CHAT, json=PING)).status_code == 200
+
+
+async def test_the_key_comes_from_the_environment_and_guards_the_endpoints(tmp_path: Path) -> None:
+    async with served(tmp_path, GLM5_API_KEY="from-a-secret\n") as server:
+        await server.until("/health/ready", 200)
+
+        assert (await server.client.post(CHAT, json=PING)).status_code == 401
+        assert (await server.client.post(CHAT, json=PING, headers={"authorization": "Bearer from-a-secret"})).status_code == 200
+        assert "from-a-secret" not in server.log.read_text()
+
+
+async def test_a_port_in_use_ends_the_process_with_code_1(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        async with served(tmp_path, port=taken.getsockname()[1]) as server:
+            assert await server.ended(30) == 1
+            assert "Address already in use" in server.log.read_text()
+
+
+async def test_a_killed_process_leaves_nothing_that_hinders_the_next(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.until("/health", 200, seconds=30)
+        server.process.kill()
+        assert await server.ended() == -signal.SIGKILL
+    async with served(tmp_path, port=server.client.base_url.port or 0) as again:
+        await again.until("/health", 200, seconds=30)
