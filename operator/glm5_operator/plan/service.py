@@ -143,7 +143,7 @@ def _image(spec: GLM5ServiceSpec, site: Site, product: Product | None) -> str | 
 def _lacks_cards(draft: _Draft) -> Finding | None:
     """A replica that no node of the pool could ever hold. One that waits for cards in use is the scheduler's business."""
     offer, sizing = draft.offer, draft.sizing
-    if sizing.nodes == 1 and offer.room(sizing.cards) > 0:
+    if offer.room(sizing.cards) > 0:
         return None
     # More than a server of this product has is a matter of several nodes; less, a matter of this pool's nodes.
     server = CARDS_PER_NODE.get(offer.product) if offer.product else None
