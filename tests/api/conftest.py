@@ -66,15 +66,16 @@ def operated_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opera
 
 
 @pytest.fixture
-def operated(operated_cluster: Operated) -> Operated:
-    """The same, surely with a running operator and a settled pool."""
+def operated(operated_cluster: Operated) -> Iterator[Operated]:
+    """The same, surely with a running operator and a settled pool; an operator that ends by itself fails the test it ended in."""
     if operated_cluster.operator.ended:
         operated_cluster.operator.start()
     kube = operated_cluster.kube
     until(
         "pool inference to be ready", lambda: kube.pool_condition("inference").get("status") == "True", 30, operated_cluster.operator.tail
     )
-    return operated_cluster
+    yield operated_cluster
+    assert not operated_cluster.operator.crashed, operated_cluster.operator.tail()
 
 
 @pytest.fixture

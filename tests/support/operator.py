@@ -14,9 +14,6 @@ import httpx
 
 from tests.support.kube import until
 
-# A short lease makes take-over quick; every other setting is as users have it.
-SETTINGS = {"GLM5_OPERATOR_LEASE_DURATION": "3", "GLM5_OPERATOR_LEASE_RENEW": "0.5"}
-
 
 @dataclass
 class OperatorProcess:
@@ -30,12 +27,12 @@ class OperatorProcess:
 
     def start(self, *, leading: bool = True) -> None:
         """Start it, and wait until it leads (or, as a second one, until its cache is complete)."""
-        assert self._process is None, "it runs"
+        assert self.ended, "it runs"
         self._begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "glm5_operator", "--kubeconfig", str(self.kubeconfig), "--admin-port", "0", "--log-level", "debug"],
-                env={**os.environ, **SETTINGS, **self.settings},
+                env={**os.environ, **self.settings},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -52,6 +49,11 @@ class OperatorProcess:
     @property
     def ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
+
+    @property
+    def crashed(self) -> bool:
+        """It ended and nobody here ended it."""
+        return self._process is not None and self._process.poll() is not None
 
     @property
     def leads(self) -> bool:

@@ -74,7 +74,7 @@ class Applier:
     async def write_status(self, resource: Resource, status: Mapping[str, Any]) -> ApiFailure | None:
         """Write the whole `.status` if it differs from the one in `resource`; an object that is gone is no failure."""
         status = _without_nulls(status)  # the server drops them, and the next comparison would find them missing
-        if (resource.get("status") or {}) == status:
+        if _same_status(resource.get("status") or {}, status):
             return None
         metadata, key = resource["metadata"], key_of(resource)
         current = self._cache.get(key.kind, key.namespace, key.name)
@@ -171,6 +171,13 @@ class Applier:
                 retryable=False,
             )
         )
+
+
+def _same_status(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether nothing is to be written. Conditions of types that we don't write belong to somebody else and say nothing."""
+    types = {item["type"] for item in wanted.get("conditions") or ()}
+    ours = [item for item in live.get("conditions") or () if item.get("type") in types]
+    return {**live, "conditions": ours} == {**wanted, "conditions": wanted.get("conditions") or []}
 
 
 def _without_nulls(value: Any) -> Any:  # noqa: ANN401 - JSON in, the same kind of JSON out

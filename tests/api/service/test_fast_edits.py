@@ -61,5 +61,5 @@ def _wait_for_last(kube: Kube, home: str, tokens: int) -> None:
 
 def _shown(deployment: Json) -> tuple[int, str]:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    words = [*container.get("command", ()), *container.get("args", ())]
-    return deployment["spec"]["replicas"], words[words.index("--max-model-len") + 1]
+    (flag,) = [word for word in container["args"] if word.startswith("--max-model-len=")]
+    return deployment["spec"]["replicas"], flag.removeprefix("--max-model-len=")
