@@ -101,24 +101,23 @@ def parse_serve(argv: Sequence[str]) -> ServeArguments:
         raise ArgumentFaults([getattr(error, "message", str(error))]) from error
 
 
-def check_files(arguments: ServeArguments) -> list[str]:
+def check_files(folder: Path, chat_template: str, max_model_len: int | None) -> list[str]:
     """What is wrong with the files that the arguments name."""
-    folder = arguments.model
     if not folder.is_dir():
         return [f"--model: {folder} is not a folder; name the folder that holds config.json and the safetensors files"]
     faults: list[str] = []
     try:
         longest = ModelConfig.from_dir(folder).max_model_len
-        if arguments.max_model_len is not None and arguments.max_model_len > longest:
-            faults.append(f"--max-model-len: {arguments.max_model_len} is more than the checkpoint's {longest}")
+        if max_model_len is not None and max_model_len > longest:
+            faults.append(f"--max-model-len: {max_model_len} is more than the checkpoint's {longest}")
     except ConfigError as error:
         faults.append(f"--model: {error}")
     if not (folder / "tokenizer.json").is_file():
         faults.append(f"--model: {folder}/tokenizer.json is missing")
     if not any(folder.glob("*.safetensors")):
         faults.append(f"--model: {folder} holds no *.safetensors file")
-    if arguments.chat_template not in _TEMPLATES and not Path(arguments.chat_template).is_file():
-        faults.append(f"--chat-template: {arguments.chat_template} is neither a file nor one of {', '.join(_TEMPLATES)}")
+    if chat_template not in _TEMPLATES and not Path(chat_template).is_file():
+        faults.append(f"--chat-template: {chat_template} is neither a file nor one of {', '.join(_TEMPLATES)}")
     return faults
 
 
@@ -216,9 +215,11 @@ def _checked(given: Mapping[str, Any]) -> tuple[ServeArguments, str | None]:
     arguments, key = None, None
     try:
         arguments = check_arguments(given)
-        faults += check_files(arguments)
+        faults += check_files(arguments.model, arguments.chat_template, arguments.max_model_len)
     except ArgumentFaults as found:
         faults += found.faults
+        if given["model"] is not None:
+            faults += check_files(Path(given["model"]), given["chat_template"] or "auto", None)
     try:
         key = read_key(os.environ)
     except ArgumentFaults as found:

@@ -1,0 +1,196 @@
+"""The command line: what it accepts, all faults at once, what it prints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from glm5_runtime.cli import ArgumentFaults, ServeArguments, app, parse_serve, read_key
+from tests.support.serving import TINY
+
+EVERY_FLAG = [
+    "serve",
+    "--model",
+    "/models/glm",
+    "--served-model-name",
+    "GLM-5.1",
+    "--host",
+    "0.0.0.0",
+    "--port",
+    "8000",
+    "--device",
+    "auto",
+    "--dtype",
+    "bfloat16",
+    "--max-model-len",
+    "40960",
+    "--max-sequences",
+    "16",
+    "--max-batched-tokens",
+    "8192",
+    "--max-queue",
+    "64",
+    "--max-request-bytes",
+    "1000000",
+    "--drain-timeout",
+    "300s",
+    "--chat-template",
+    "5.1",
+    "--seed",
+    "7",
+    "--log-level",
+    "info",
+]
+
+
+def run(*argv: str, **environ: str) -> tuple[int, str]:
+    """Exit code and all output of the command in this process; for commands that end before they serve."""
+    result = CliRunner().invoke(app, list(argv), env={"GLM5_API_KEY": None, "COLUMNS": "200", "NO_COLOR": "1"} | environ)
+    return result.exit_code, result.output
+
+
+def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
+    assert parse_serve(EVERY_FLAG) == ServeArguments(
+        model=Path("/models/glm"),
+        served_model_name="GLM-5.1",
+        host="0.0.0.0",
+        port=8000,
+        dtype="bfloat16",
+        max_model_len=40960,
+        max_sequences=16,
+        max_batched_tokens=8192,
+        max_queue=64,
+        max_request_bytes=1_000_000,
+        drain_timeout="300s",  # type: ignore[arg-type] - read as a duration
+        chat_template="5.1",
+        seed=7,
+    )
+
+
+def test_only_the_model_is_required_and_its_folder_names_it() -> None:
+    arguments = parse_serve(["serve", "--model", "/models/GLM-5.1"])
+
+    assert (arguments.served_model_name, arguments.port, arguments.drain_timeout, arguments.device) == ("GLM-5.1", 8000, 300.0, "auto")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("300s", 300), ("5m", 300), ("1h", 3600), ("500ms", 0.5), ("1m30s", 90), ("0s", 0), ("1.5s", 1.5)]
+)
+def test_durations_have_units(text: str, seconds: float) -> None:
+    assert parse_serve(["serve", "--model", "/m", "--drain-timeout", text]).drain_timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--drain-timeout", text) for text in ("300", "5x", "-5s", "s", "", "25h", "1s 2s")),
+        *(("--port", text) for text in ("0", "65536", "abc", "8000.5", "-1")),
+        *(("--max-sequences", text) for text in ("0", "1e9", "many")),
+        ("--max-queue", "-1"),
+        ("--max-request-bytes", "10"),
+        ("--max-model-len", "0"),
+        ("--seed", "-1"),
+        ("--device", "gpu"),
+        ("--dtype", "int8"),
+        ("--log-level", "loud"),
+        ("--served-model-name", "a b"),
+        ("--served-model-name", ""),
+        ("--host", ""),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_flag(flag: str, value: str) -> None:
+    with pytest.raises(ArgumentFaults) as caught:
+        parse_serve(["serve", "--model", "/m", flag, value])
+
+    (fault,) = caught.value.faults
+    assert fault.startswith(f"{flag}: ")
+
+
+@pytest.mark.parametrize(
+    "argv", [["serve", "--model"], ["serve", "--model", "/m", "--unknown", "1"], ["serve", "--model", "/m", "extra"], ["dance"], []]
+)
+def test_what_is_no_command_line_is_refused(argv: list[str]) -> None:
+    with pytest.raises(ArgumentFaults):
+        parse_serve(argv)
+
+
+def test_fewer_batched_tokens_than_sequences_are_refused() -> None:
+    with pytest.raises(ArgumentFaults, match="--max-batched-tokens: 4 is less than --max-sequences 8"):
+        parse_serve(["serve", "--model", "/m", "--max-batched-tokens", "4", "--max-sequences", "8"])
+
+
+def test_all_faults_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    code, output = run(
+        *("serve", "--model", str(tmp_path), "--port", "x", "--max-queue", "-1", "--chat-template", "7", "--drain-timeout", "5"),
+        GLM5_API_KEY=" ",
+    )
+
+    assert code == 2
+    for fault in (
+        "--port:",
+        "--max-queue:",
+        "--chat-template: 7",
+        "--drain-timeout:",
+        "GLM5_API_KEY:",
+        "tokenizer.json",
+        "safetensors",
+        "model_type",
+    ):
+        assert fault in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model", "/nowhere"], "--model: /nowhere is not a folder"),
+        ([], "--model: Field required"),
+        (["--model", str(TINY), "--max-model-len", "2049"], "--max-model-len: 2049 is more than the checkpoint's 2048"),
+        (["--model", str(TINY), "--device", "npu"], "--device npu can't be used here"),
+    ],
+)
+def test_what_can_be_known_before_the_start_is_said_before_the_start(flags: list[str], said: str) -> None:
+    code, output = run("serve", *flags)
+
+    assert code == 2
+    assert said in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(("raw", "key"), [(None, None), ("abc", "abc"), ("abc\n", "abc")])
+def test_the_key_comes_from_the_environment(raw: str | None, key: str | None) -> None:
+    assert read_key({} if raw is None else {"GLM5_API_KEY": raw}) == key
+
+
+@pytest.mark.parametrize("raw", ["", " \n", "a b", "schlüssel"])
+def test_a_key_that_is_set_and_unusable_is_a_fault_not_an_open_door(raw: str) -> None:
+    with pytest.raises(ArgumentFaults, match="GLM5_API_KEY"):
+        read_key({"GLM5_API_KEY": raw})
+
+
+def test_version_and_help_are_printed() -> None:
+    code, version = run("--version")
+    assert (code, version.split()[0]) == (0, "glm5-runtime")
+    code, text = run("serve", "--help")
+    assert code == 0
+    for flag in EVERY_FLAG:
+        assert not flag.startswith("--") or flag in text
+    assert "tokens" in text
+    assert "bytes" in text
+
+
+def test_reading_arguments_imports_neither_torch_nor_the_server() -> None:
+    script = (
+        f"import sys; from glm5_runtime.cli import parse_serve; parse_serve({EVERY_FLAG!r});"
+        "print([name for name in ('torch', 'uvicorn', 'tokenizers') if name in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=dict(os.environ))
+
+    assert done.stdout.strip() == "[]"
