@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.cluster import cache, debian, netfilter
+from tests.cluster import cache, debian, host
 from tests.cluster.errors import CommandFailedError, UnavailableError
+from tests.cluster.host import HostState
 from tests.cluster.processes import Processes
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
@@ -110,9 +111,9 @@ def stop_own() -> bool:
 
 def _stop(processes: Processes) -> None:
     processes.stop(_NAME, grace=30)
-    before = processes.folder / "netfilter.snapshot"
+    before = processes.folder / "host.state"
     if before.exists():
-        netfilter.restore(netfilter.Snapshot(**json.loads(before.read_text())))
+        HostState(**json.loads(before.read_text())).restore()
         before.unlink()
     cache.remove(_exec_root())
 
@@ -147,7 +148,8 @@ def _start_own() -> Engine:
             return engine
         processes = _processes()
         _stop(processes)  # clears what a killed run left
-        (processes.folder / "netfilter.snapshot").write_text(json.dumps(asdict(netfilter.Snapshot.take())))
+        (processes.folder / "host.state").write_text(json.dumps(asdict(HostState.take())))
+        host.prepare()
         _exec_root().mkdir(mode=0o700)
         processes.start(_NAME, _arguments(clamp), env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"})
 

@@ -1,28 +1,6 @@
-"""What a Docker daemon does to the host's packet filter, and taking it back. Used by engine.py for the daemon it started.
-
-A stopped dockerd leaves its chains, the jumps to them, and a FORWARD policy of DROP behind.
-"""
+"""Which packet filter rules a Docker daemon left, as calls that take them away. Pure; used by host.py."""
 
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
-
-from tests.cluster.shell import run
-
-_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The packet filter and forwarding switch at one time; JSON-able."""
-
-    rules: str
-    forwarding: str
-
-    @classmethod
-    def take(cls) -> "Snapshot":
-        """The state now."""
-        return cls(run("iptables-save"), _FORWARDING.read_text().strip())
 
 
 def removals(before: str, after: str) -> list[list[str]]:
@@ -43,14 +21,6 @@ def removals(before: str, after: str) -> list[list[str]]:
     if ":FORWARD DROP" in after and ":FORWARD DROP" not in before:
         chains.append(["-P", "FORWARD", "ACCEPT"])
     return rules + chains
-
-
-def restore(before: Snapshot) -> None:
-    """Take away what Docker left, and set forwarding as it was."""
-    for call in removals(before.rules, Snapshot.take().rules):
-        run("iptables", *call)
-    if _FORWARDING.read_text().strip() != before.forwarding:
-        _FORWARDING.write_text(before.forwarding)
 
 
 def _by_table(text: str) -> list[tuple[str, str]]:
