@@ -121,6 +121,16 @@ def _refused(release: Release) -> bool:
     return False
 
 
+def test_crds_that_were_applied_by_hand_are_taken_over_only_when_told(release: Release) -> None:
+    release.helm("uninstall", RELEASE, "--no-hooks", "--ignore-not-found")
+    release.cluster.kubectl("delete", "crd", "--ignore-not-found", "glm5services.glm5.dev", "npupools.glm5.dev")
+    release.cluster.kubectl("apply", "-f", str(CHART.parents[1] / "crds"))
+    with pytest.raises(CommandFailedError, match="invalid ownership metadata"):
+        release.install()
+    release.install(CHART, "--take-ownership")
+    assert release.get(CRD)["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
 @pytest.mark.parametrize("values", [{}, EVERY_OPTION], ids=["defaults", "every option"])
 def test_what_is_live_is_what_the_chart_says_so_no_tool_finds_a_difference(
     release: Release, tmp_path: Path, values: dict[str, Any]
