@@ -80,6 +80,11 @@ def resource_unknown(pool: str, offered: tuple[str, ...]) -> Finding:
 
 def not_enough_cards(pool: str, resource: str, cards: int, most: int) -> Finding:
     """No node of the pool could ever hold a replica."""
+    if most == 0:
+        return Finding(
+            "NotEnoughCards",
+            f"no node of NPUPool {pool} offers {resource} now: look at the device plugin, or correct spec.resourceName of the pool",
+        )
     return Finding(
         "NotEnoughCards",
         f"a replica needs {cards} {resource} on one node, and the largest node of NPUPool {pool} offers {most}: "

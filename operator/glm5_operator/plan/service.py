@@ -106,7 +106,7 @@ def _draft(service: GLM5Service, facts: ServiceFacts) -> _Draft | Finding:
     offer = _usable_pool(service, facts.pool)
     if isinstance(offer, Finding):
         return offer
-    sizing = size(service.spec, Hardware(offer.product, offer.largest_node, offer.card_bytes))
+    sizing = size(service.spec, Hardware(offer.product, _whole_node(offer), offer.card_bytes))
     if isinstance(sizing, Finding):
         return sizing
     image = _image(service.spec, facts.site, offer.product)
@@ -140,16 +140,21 @@ def _image(spec: GLM5ServiceSpec, site: Site, product: Product | None) -> str | 
     return findings.product_unknown(spec.pool) if product is None else vllm_image(image, product)
 
 
+def _whole_node(offer: Offer) -> int:
+    """Cards of a node with all of them well: what a server of the product has, or more where a node offers more."""
+    server = CARDS_PER_NODE.get(offer.product, 0) if offer.product else 0
+    return max(server, offer.largest_node)
+
+
 def _lacks_cards(draft: _Draft) -> Finding | None:
     """A replica that no node of the pool could ever hold. One that waits for cards in use is the scheduler's business."""
     offer, sizing = draft.offer, draft.sizing
     if offer.room(sizing.cards) > 0:
         return None
-    # More than a server of this product has is a matter of several nodes; less, a matter of this pool's nodes.
-    server = CARDS_PER_NODE.get(offer.product) if offer.product else None
-    if server is not None and sizing.cards > server and offer.largest_node > 0:
+    # More than a whole node has is a matter of several nodes; less, of what these nodes offer now.
+    if sizing.nodes > 1 and offer.largest_node > 0:
         model = f"{draft.spec.model.name} {draft.spec.model.weights}"
-        return findings.needs_several_nodes(model, sizing.cards, sizing.nodes, offer.largest_node)
+        return findings.needs_several_nodes(model, sizing.cards, sizing.nodes, _whole_node(offer))
     return findings.not_enough_cards(offer.pool.metadata.name, offer.resource, sizing.cards, offer.largest_node)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -95,13 +96,18 @@ def test_null_removes_what_is_not_guaranteed() -> None:
 
 def test_merging_leaves_the_planned_pod_and_the_template_as_they_were() -> None:
     base: dict[str, Any] = {"spec": {"containers": [{"name": "engine", "env": []}]}}
-    over: dict[str, Any] = {"spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "1"}]}]}}
+    over: dict[str, Any] = {
+        "metadata": {"annotations": {"team": "nlp"}},
+        "spec": {"containers": [{"name": "engine", "env": [{"name": "A", "value": "1"}]}], "tolerations": [{"key": "a"}]},
+    }
+    before = copy.deepcopy((base, over))
 
     merged = merge(base, over)
+    merged["metadata"]["annotations"]["team"] = "other"
     merged["spec"]["containers"][0]["env"][0]["value"] = "2"
+    merged["spec"]["tolerations"][0]["key"] = "b"
 
-    assert base == {"spec": {"containers": [{"name": "engine", "env": []}]}}
-    assert over["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
+    assert (base, over) == before
 
 
 @pytest.mark.parametrize(
