@@ -88,27 +88,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"glm5-operator: {fault}\n")
         return EXIT_SETTINGS
     _set_up_logging(settings.log)
-    if arguments.command == "cleanup":
-        return _cleanup(settings, arguments.kubeconfig)
 
     # After the settings: a wrong one should be answered at once, and these take most of a second.
-    from glm5_operator import app  # noqa: PLC0415 - see above
-    from glm5_operator.controllers import build  # noqa: PLC0415
-
-    asyncio.run(app.run(settings, build, _leave_at_once, arguments.kubeconfig))
-    return 0
-
-
-def _cleanup(settings: Settings, kubeconfig: str | None) -> int:
-    from glm5_operator.controllers.cleanup import CleanupError, cleanup  # noqa: PLC0415 - as above
+    from glm5_operator.controllers.cleanup import CleanupError  # noqa: PLC0415 - see above
+    from glm5_operator.kube.client import CredentialsError  # noqa: PLC0415
     from glm5_operator.kube.errors import KubeError  # noqa: PLC0415
 
     try:
-        asyncio.run(cleanup(settings, kubeconfig))
-    except (CleanupError, KubeError) as error:
-        log.error("cleanup: %s", error)
+        asyncio.run(_command(arguments, settings))
+    except (CredentialsError, CleanupError, KubeError) as error:
+        log.error("%s", error)
         return EXIT_FAILED
     return 0
+
+
+async def _command(arguments: argparse.Namespace, settings: Settings) -> None:
+    from glm5_operator import app, controllers  # noqa: PLC0415 - as above
+    from glm5_operator.controllers.cleanup import cleanup  # noqa: PLC0415
+
+    if arguments.command == "cleanup":
+        await cleanup(settings, arguments.kubeconfig)
+    else:
+        await app.run(settings, controllers.build, _leave_at_once, arguments.kubeconfig)
 
 
 def _leave_at_once(error: Exception) -> NoReturn:

@@ -20,7 +20,7 @@ from urllib.request import getproxies_environment
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from glm5_operator.api import names
 from glm5_operator.kube import errors, kinds
@@ -42,14 +42,26 @@ _READS: Final = frozenset({"get", "list"})
 _CLOSE_LATER: Final = 60.0
 
 
+class CredentialsError(Exception):
+    """Neither a kubeconfig nor a service account can be used; the message says which was looked at."""
+
+
 async def load_configuration(kubeconfig: str | None = None) -> Configuration:
-    """Credentials: an explicit kubeconfig, else the pod's service account, else $KUBECONFIG or ~/.kube/config."""
+    """Credentials: an explicit kubeconfig, else the pod's service account, else $KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        CredentialsError: there are none, or they can't be read.
+    """
     configuration = Configuration()
-    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-        load_incluster_config(client_configuration=configuration)
-    else:
-        path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-        await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+    path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            path = "the pod's service account"
+            load_incluster_config(client_configuration=configuration)
+        else:
+            await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+    except (ConfigException, OSError, ValueError) as error:
+        raise CredentialsError(f"no usable credentials in {path}: {error}") from error
     # Without a proxy to honour: aiohttp would look for one in a thread, for each request, at half the request's price.
     configuration.client_session_kwargs = {"trust_env": uses_proxy()}
     return configuration

@@ -63,6 +63,7 @@ class Proxy:
             ends = list(self._pairs)
             for end in ends:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            for end in ends:
                 self._close(end)
             return len(ends) // 2
 

@@ -1,0 +1,1 @@
+"""Settings, health, workers, events, metrics and the entry point; no API server."""
