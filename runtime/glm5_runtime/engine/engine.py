@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = "warm-up"
-
 
 class Engine:
     """One model, one thread, many requests."""
@@ -149,11 +147,13 @@ class Engine:
 
     def _warm_up(self) -> None:
         """One token through everything, in no statistics but `tokens_since_start`."""
-        request = Request(_WARM_UP, (0,), SamplingParams(max_tokens=1, temperature=0.0))
+        request = Request("warm-up", (0,), SamplingParams(max_tokens=1, temperature=0.0))
         sequence = Sequence(request, lambda _: None, frozenset(), seed=0)
         self._scheduler.add(sequence)
-        self._runner.run(self._scheduler.schedule())
-        self._scheduler.remove(sequence)
+        try:
+            self._runner.run(self._scheduler.schedule())
+        finally:
+            self._scheduler.remove(sequence)
         self._warm_up_tokens = 1
         self._last_progress = self._clock()
 
@@ -245,8 +245,7 @@ class Engine:
         for sequence in arrived:
             self._scheduler.add(sequence)
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
-            if sequence.request.id != _WARM_UP:
-                self._finish(sequence, reason, error=error)
+            self._finish(sequence, reason, error=error)
 
 
 def _tell(sequence: Sequence, choice: Chosen | None, reason: FinishReason | None, error: str | None = None) -> bool:

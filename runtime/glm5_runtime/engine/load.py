@@ -72,7 +72,10 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def host_free_bytes(root: Path) -> int:
-    """Memory left for this process: the machine's, or what the container's limit leaves. File pages count as free: the kernel drops them."""
+    """Memory left for this process: the machine's, or what the container's limit leaves.
+
+    File pages count as free, mapped weights too: the kernel drops them when it must.
+    """
     free = [_number(root / "proc/meminfo", "MemAvailable:") * 1024]
     limit, used = root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory.stat"
     if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():

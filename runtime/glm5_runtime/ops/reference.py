@@ -67,7 +67,7 @@ def select_tokens(scores: Tensor, k: int) -> Tensor:
 
 
 def attend(query_latent: Tensor, query_rope: Tensor, latent: Tensor, key_rope: Tensor, *, visible: Tensor, scale: float) -> Tensor:
-    """Attention in latent space, softmax in fp32; the latent is key and value at once.
+    """Attention in latent space, logits and softmax in fp32; the latent is key and value at once.
 
     query_latent [B, Q, H, L] already multiplied by W_UK, query_rope [B, Q, H, R], visible [B, Q, K] bool with at least
     one True a row (a token sees itself). Keys are one set per query, latent [B, Q, K, L] and key_rope [B, Q, K, R], or
@@ -76,8 +76,9 @@ def attend(query_latent: Tensor, query_rope: Tensor, latent: Tensor, key_rope: T
     batch, queries, heads, _ = query_latent.shape
     if latent.shape[1] != queries:  # shared keys: all queries of a sequence in one matrix product
         query_latent, query_rope = query_latent.flatten(1, 2).unsqueeze(1), query_rope.flatten(1, 2).unsqueeze(1)
-    logits = torch.matmul(query_latent, latent.transpose(-1, -2)) + torch.matmul(query_rope, key_rope.transpose(-1, -2))
-    logits = logits.view(batch, queries, heads, -1).float() * scale
+    # In fp32 from the start: the two products would otherwise be rounded apart before they are added.
+    logits = torch.matmul(query_latent.float(), latent.float().mT) + torch.matmul(query_rope.float(), key_rope.float().mT)
+    logits = logits.view(batch, queries, heads, -1) * scale
     weights = logits.masked_fill_(~visible.unsqueeze(2), float("-inf")).softmax(dim=-1).to(latent.dtype)
     weights = weights if latent.shape[1] == queries else weights.flatten(1, 2).unsqueeze(1)
     return torch.matmul(weights, latent).view(batch, queries, heads, -1)

@@ -11,7 +11,7 @@ from glm5_runtime.config import EngineConfig
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.errors import EngineDead, QueueFull
 from glm5_runtime.engine.request import FinishReason, Request, SamplingParams
-from tests.runtime.engine.client import Client, Stream, ask, expected_rows, greedy, poll, question
+from tests.runtime.engine.client import Client, ask, encode, expected_rows, greedy, poll, question
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,6 @@ ANSWER = expected_rows()[0]["tokens"]
 
 
 def _rows(*kinds: str) -> list[tuple[str, tuple[int, ...], list[int], int]]:
-    from tests.runtime.engine.client import encode
-
     return [(row["kind"], encode(row["prompt"]), row["tokens"], row["max_tokens"]) for row in expected_rows() if row["kind"] in kinds]
 
 
@@ -37,9 +35,10 @@ def test_known_answers_come_token_for_token_in_full_batches(client: Client) -> N
 
 
 def test_plain_text_agrees_up_to_the_first_near_tie(client: Client) -> None:
-    for _, prompt, expected, limit in _rows("text"):
-        outputs = client.send(prompt, greedy(limit, logprobs=2)).all()
-        for output, token in zip(outputs, expected, strict=False):
+    rows = _rows("text")
+    streams = [client.send(prompt, greedy(limit, logprobs=2)) for _, prompt, _, limit in rows]
+    for stream, (_, _, expected, _) in zip(streams, rows, strict=True):
+        for output, token in zip(stream.all(), expected, strict=False):
             assert output.logprob is not None
             (_, best), (_, second) = output.logprob.top
             if best - second < 1e-3:
@@ -277,24 +276,20 @@ def test_an_engine_stopped_before_it_started_answers_too(tiny_dir: Path) -> None
 
 
 def test_preempted_requests_answer_as_if_nothing_had_happened(tiny_dir: Path) -> None:
-    engine = Engine.load(tiny_dir, EngineConfig(max_sequences=8, max_model_len=160, cache_tokens=320))
+    engine = Engine.load(tiny_dir, EngineConfig(max_sequences=6, max_model_len=96, cache_tokens=160))
     client = Client(engine)
-    rows = _rows("chat")[:8]
+    prompts = [prompt for _, prompt, _, _ in _rows("chat")[:40:8]]
+    scored = greedy(60, prompt_logprobs=0, ignore_eos=True)
+    drawn = SamplingParams(max_tokens=60, temperature=1.0, seed=5, ignore_eos=True)
     engine.start()
-    streams = [client.send(prompt, greedy(120, logprobs=0, prompt_logprobs=0, min_tokens=110)) for _, prompt, _, _ in rows]
-    sampled = client.send(WHO, SamplingParams(max_tokens=120, temperature=1.0, seed=5, ignore_eos=True))
+    streams = [*(client.send(prompt, scored) for prompt in prompts), client.send(WHO, drawn)]
     crowded = [stream.tokens() for stream in streams]
-    drawn = sampled.tokens()
     poll(lambda: not engine.stats().has_work, "all is done")
     assert engine.stats().preemptions > 0
     assert engine.stats().kv_usage == 0.0
-    assert engine.stats().prompt_tokens == sum(len(row[1]) for row in rows) + len(WHO)
-    for stream, row in zip(streams, rows, strict=True):
-        scores = stream.outputs[0].prompt_logprobs
-        assert scores is not None
-        assert len(scores) == len(row[1])
-    assert crowded == [client.send(prompt, greedy(120, min_tokens=110)).tokens() for _, prompt, _, _ in rows]
-    assert client.send(WHO, SamplingParams(max_tokens=120, temperature=1.0, seed=5, ignore_eos=True)).tokens() == drawn
+    assert engine.stats().prompt_tokens == sum(len(prompt) for prompt in prompts) + len(WHO)
+    assert [len(stream.outputs[0].prompt_logprobs or ()) for stream in streams[:-1]] == [len(prompt) for prompt in prompts]
+    assert crowded == [client.send(*request).tokens() for request in [*((prompt, scored) for prompt in prompts), (WHO, drawn)]]
     engine.stop()
 
 
@@ -326,4 +321,4 @@ def test_streams_end_with_one_last_word(client: Client) -> None:
     for stream in streams:
         stream.all()
     client.wait_until_idle()
-    assert all(isinstance(stream, Stream) and stream.is_silent for stream in streams)
+    assert all(stream.is_silent for stream in streams)
