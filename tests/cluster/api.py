@@ -72,6 +72,8 @@ class ApiCluster:
         with cache.locked(f"api-{name}"):
             found = ApiCluster.find(name)
             if found is not None and found.alive:
+                if options is not None and found.options != options:
+                    raise ClusterError(f"API cluster {name} runs with {found.options}: stop it before starting it with {options}")
                 return found
             _discard(_folder(name))
             attempts = 3  # a free port can be taken by someone else before the server binds it

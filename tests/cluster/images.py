@@ -87,7 +87,9 @@ def _pip() -> tuple[str, ...]:
 
 def is_offline(docker: Engine) -> bool:
     """Whether the public Python base can neither be found in the engine nor be pulled."""
-    return not docker.has_image(_PYTHON_BASE) and not can_pull(docker, _PYTHON_BASE)
+    if docker.has_image(_PYTHON_BASE):
+        return False
+    return docker.has_image(_local_base()) or not can_pull(docker, _PYTHON_BASE)
 
 
 def base_tree() -> Path:
@@ -99,12 +101,16 @@ def _base(docker: Engine, *, offline: bool) -> str:
     """The Python base: the public one, else a Debian tree imported under a name of its own."""
     if not offline:
         return _PYTHON_BASE
-    name = f"local/python:3.11-{cache.content_key(*_BASE_PACKAGES, DEBIAN)}"
+    name = _local_base()
     if not docker.has_image(name):
         with tempfile.NamedTemporaryFile(dir=cache.root(), prefix=".base-", suffix=".tar") as tar:
             run("tar", "-C", base_tree(), "-cf", tar.name, ".")
             docker.docker("import", tar.name, name)
     return name
+
+
+def _local_base() -> str:
+    return f"local/python:3.11-{cache.content_key(*_BASE_PACKAGES, DEBIAN)}"
 
 
 def _stage(context: Path) -> None:

@@ -53,7 +53,8 @@ def run_steps(steps: Sequence[Step], console: Console) -> dict[str, float]:
                     console.print(f"[red]✗[/red] {step.name}")
                     continue
                 seconds[step.name] = future.result()
-                console.print(f"[green]✓[/green] {step.name} [dim]{seconds[step.name]:.1f} s[/dim]")
+                if seconds[step.name] > 0.1:  # what the cache held already is no news
+                    console.print(f"[green]✓[/green] {step.name} [dim]{seconds[step.name]:.1f} s[/dim]")
     if failure is not None:
         raise failure
     assert not waiting, f"steps that wait for what is not there: {[step.name for step in waiting]}"

@@ -4,6 +4,7 @@ Used by api.py, nodeimage.py, kind.py and, through `tool()`, by tests that need 
 artefact of its own, so a change to the fake device plugin doesn't build Kubernetes again.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster import cache
-from tests.cluster.errors import CommandFailedError, UnavailableError
+from tests.cluster.errors import UnavailableError
 from tests.cluster.shell import run
 from tests.cluster.versions import KUBERNETES
 
@@ -86,30 +87,46 @@ def missing(names: Iterable[str]) -> list[str]:
 
 
 def module_dir(module: str, path: str) -> Path:
-    """The folder in Go's module cache that holds the source of `path` as pinned by go/<module>."""
-    return Path(run(_go(), "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", path, cwd=SOURCES / module, env=_ENV).strip())
+    """The folder with the source of `path` as pinned by go/<module>, downloaded when it isn't in Go's module cache."""
+    described = run(_require_go(), "mod", "download", "-json", path, cwd=SOURCES / module, env=_ENV)
+    return Path(json.loads(described)["Dir"])
 
 
-_ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}  # cgo would make dynamic programs; their images are empty
-
-
-def _go() -> str:
-    go = shutil.which("go")
-    if go is None:
-        raise UnavailableError(
-            "the test clusters' programs are built with Go ≥ 1.25 and there is none on PATH: install it from https://go.dev/dl"
-        )
-    return go
+# cgo would make dynamic programs, and the images that hold them are empty otherwise.
+_ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}
+_GO_IMAGE = "golang:1.26"
 
 
 def _build(name: str, spec: GoTool, folder: Path) -> None:
     folder.mkdir()
-    argv = [_go(), "build", "-mod=readonly", "-trimpath", "-ldflags", f"-s -w {spec.ldflags}".strip(), "-o", str(folder / name)]
+    words = ["build", "-mod=readonly", "-trimpath", "-ldflags", f"-s -w {spec.ldflags}".strip()]
     log = cache.logs() / f"build-{name}.log"
     log.unlink(missing_ok=True)
-    try:
-        run(*argv, spec.package, cwd=SOURCES / spec.module, env=_ENV, log=log)
-    except CommandFailedError as error:
-        if "missing go.sum entry" in error.output:
-            raise UnavailableError(f"go/{spec.module}: run `go mod tidy` there, go.sum lacks an entry") from error
-        raise
+    if shutil.which("go") is None and shutil.which("docker") is not None:
+        _build_in_container(name, spec, words, folder, log)
+        return
+    run(_require_go(), *words, "-o", folder / name, spec.package, cwd=SOURCES / spec.module, env=_ENV, log=log)
+
+
+def _build_in_container(name: str, spec: GoTool, words: list[str], folder: Path, log: Path) -> None:
+    """Build where a Docker engine and a registry are there and Go is not."""
+    home = cache.root() / "go"  # build and module cache of these builds
+    home.mkdir(exist_ok=True)
+    env = {**_ENV, "GOCACHE": "/go-home/build", "GOMODCACHE": "/go-home/mod", "HOME": "/go-home"}
+    run(
+        *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
+        *(word for item in env.items() for word in ("--env", "=".join(item))),
+        *("--volume", f"{SOURCES}:/src:ro", "--volume", f"{home}:/go-home", "--volume", f"{folder}:/out"),
+        *("--workdir", f"/src/{spec.module}", _GO_IMAGE, "go", *words, "-o", f"/out/{name}", spec.package),
+        log=log,
+    )
+
+
+def _require_go() -> str:
+    go = shutil.which("go")
+    if go is None:
+        raise UnavailableError(
+            "the test clusters' programs are built with Go ≥ 1.25, and neither Go nor a Docker engine that could run it is here: "
+            "install Go from https://go.dev/dl"
+        )
+    return go
