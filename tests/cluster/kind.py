@@ -130,9 +130,13 @@ class KindCluster:
 
     def load(self, *images: str) -> None:
         """Put images of the engine (by name) or archives (by path, ending in .tar) onto the workers, where pods run."""
-        for image in images:
-            kind = "image-archive" if image.endswith(".tar") else "docker-image"
-            self._kind("load", kind, image, "--name", self.name, "--nodes", ",".join(self.workers))
+        where = ("--name", self.name, "--nodes", ",".join(self.workers))
+        archives = [image for image in images if image.endswith(".tar")]
+        named = [image for image in images if image not in archives]
+        if named:
+            self._kind("load", "docker-image", *named, *where)  # in one call: layers that they share travel once
+        for archive in archives:
+            self._kind("load", "image-archive", archive, *where)
 
     def down(self) -> None:
         """Delete the cluster; stop the engine when it is ours and nothing else uses it."""

@@ -33,7 +33,7 @@ def worker(kind_cluster: KindCluster) -> Iterator[str]:
     name = kind_cluster.workers[1]
     yield name
     NodeDevices.idle(kind_cluster.options.products[1]).write(kind_cluster.cards(name))
-    wait_for("its cards to be back", lambda: allocatable(kind_cluster, name) == 8, timeout=20)
+    wait_for("its cards to be back", lambda: allocatable(kind_cluster, name) == 8, timeout=30)
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def test_the_kubelets_allocatable_follows_health_and_number_of_cards(kind_cluste
     file = kind_cluster.cards(worker)
     node = NodeDevices.read(file)
     node.change(3, health="Alarm").change(5, health="Critical").write(file)
-    wait_for("six healthy cards", lambda: allocatable(kind_cluster, worker) == 6, timeout=10)
+    wait_for("six healthy cards", lambda: allocatable(kind_cluster, worker) == 6, timeout=30)
     capacity = kind_cluster.kubectl_json("get", "node", worker)["status"]["capacity"][RESOURCE]
     assert capacity == "8", "a sick card is still there"
     node.change(3, health="Warning").write(file)
-    wait_for("a warning that takes no card away", lambda: allocatable(kind_cluster, worker) == 8, timeout=10)
+    wait_for("a warning that takes no card away", lambda: allocatable(kind_cluster, worker) == 8, timeout=30)
     node.only(range(4)).write(file)
-    wait_for("four cards left on the bus", lambda: allocatable(kind_cluster, worker) == 4, timeout=10)
+    wait_for("four cards left on the bus", lambda: allocatable(kind_cluster, worker) == 4, timeout=30)
 
 
 def test_a_pod_gets_physical_ids_and_npu_smi_counts_logic_ids_from_zero(kind_cluster: KindCluster, worker: str, pod: str) -> None:
@@ -101,9 +101,9 @@ def test_another_resource_name_is_registered_when_the_file_names_one(kind_cluste
     file = kind_cluster.cards(worker)
     before = json.loads(file.read_text())
     file.write_text(json.dumps({**before, "resource": "huawei.com/ascend-1980"}))
-    wait_for("the other resource", lambda: allocatable(kind_cluster, worker, "huawei.com/ascend-1980") == 8, timeout=15)
+    wait_for("the other resource", lambda: allocatable(kind_cluster, worker, "huawei.com/ascend-1980") == 8, timeout=30)
     file.write_text(json.dumps(before))
-    wait_for("the usual resource", lambda: allocatable(kind_cluster, worker) == 8, timeout=15)
+    wait_for("the usual resource", lambda: allocatable(kind_cluster, worker) == 8, timeout=30)
 
 
 def test_workers_look_like_real_a2_nodes(kind_cluster: KindCluster) -> None:
@@ -154,7 +154,7 @@ def test_down_after_a_killed_engine_leaves_nothing() -> None:
         identity = daemon.identity("dockerd")
         assert identity is not None
         os.kill(identity.pid, signal.SIGKILL)
-        wait_for("the daemon's death", lambda: not daemon.alive("dockerd"), timeout=10)
+        wait_for("the daemon's death", lambda: not daemon.alive("dockerd"), timeout=30)
         assert not cluster.alive or traces(names) != before, "there is something to leave behind"
     KindCluster.remove(name)
     after = traces(names)
