@@ -119,10 +119,9 @@ def test_arrival_order_is_kept_and_places_are_bounded() -> None:
 def test_the_newest_gives_way_when_pages_run_out_and_comes_back_first() -> None:
     scheduler = _scheduler(pages=10, budget=40)
     old, new, later = _sequence(18, "old"), _sequence(18, "new"), _sequence(1, "later")
-    for sequence in (old, new):
+    for sequence in (old, new, later):
         scheduler.add(sequence)
     _run_until(scheduler, lambda: scheduler.preemptions > 0)
-    scheduler.add(later)
     assert scheduler.running == [old]
     assert list(scheduler.waiting) == [new, later]
     assert (new.pages, new.computed) == ([], 0)
