@@ -59,13 +59,12 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     return spec
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.sampled_from(KNOWN_MODELS), st.sampled_from(WEIGHTS_FORMS), specs(), st.sampled_from(SERVED))
-def test_whatever_sizing_accepts_fits_memory(model: str, weights: str, spec: dict[str, Any], product: Product) -> None:
+def check_fits(model: str, weights: str, spec: dict[str, Any], product: Product) -> bool:
+    """Whether it is accepted; fails when what is accepted doesn't fit."""
     found = size(service(model, weights, spec).spec, standard_hardware(product))
     if isinstance(found, Finding):
         assert "spec." in found.message, "a refusal says what to change"
-        return
+        return False
     assert found.layout is not None
     assert found.recipe is not None
     assert found.max_tokens is not None
@@ -80,6 +79,22 @@ def test_whatever_sizing_accepts_fits_memory(model: str, weights: str, spec: dic
     assert WEIGHT_GB[weights] * GB + kv * found.max_tokens <= found.cards * usable
     assert found.nodes == -(-found.cards // CARDS_PER_NODE[product])
     assert found.shm_bytes < found.memory_bytes
+    return True
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(KNOWN_MODELS), st.sampled_from(WEIGHTS_FORMS), specs(), st.sampled_from(SERVED))
+def test_whatever_sizing_accepts_fits_memory(model: str, weights: str, spec: dict[str, Any], product: Product) -> None:
+    check_fits(model, weights, spec, product)
+
+
+@pytest.mark.parametrize("product", SERVED)
+@pytest.mark.parametrize("weights", WEIGHTS_FORMS)
+def test_whatever_shape_of_cards_sizing_accepts_fits_memory(weights: str, product: Product) -> None:
+    """All shapes, because those that a mistake would let through are few: little tensor parallelism and much of the others."""
+    accepted = [check_fits(model, weights, {"parallelism": shape}, product) for model in ("GLM-5.1", "GLM-5.2") for shape in SHAPES]
+
+    assert set(accepted) == {True, False}
 
 
 @pytest.mark.parametrize("product", SERVED)
