@@ -68,6 +68,8 @@ FROM ${RUNTIME_BASE} AS runtime
 RUN (getent group 1000 || groupadd --gid 1000 HwHiAiUser) \
  && (getent passwd 1000 || useradd --uid 1000 --gid 1000 --create-home --shell /usr/sbin/nologin HwHiAiUser)
 COPY --from=runtime-build /opt/glm5 /opt/glm5
+# A model of GLM-5's architecture, 5 MB: `source: image:///models/tiny-glm5` checks a card end to end without any weights.
+COPY tests/fixtures/tiny-glm5/*.json tests/fixtures/tiny-glm5/model.safetensors /models/tiny-glm5/
 ENV PATH=/opt/glm5/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 1000:1000
 WORKDIR /tmp

@@ -13,6 +13,8 @@ N ?= 1000
 export OMP_NUM_THREADS ?= 1
 export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 export CLUSTER
+# uv and the other programs of the environment are found by name.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  \033[1m%-20s\033[0m %s\n", $$1, $$2}'

@@ -64,7 +64,7 @@ def wait_serving(site: Site, say: Callable[[str], None] = lambda _: None, timeou
     """Wait until the service is Ready, telling why not whenever that changes.
 
     Raises:
-        NotServingError: It took longer than `timeout` seconds.
+        NotServingError: It took longer than `timeout` seconds, or it waits for somebody to change something.
     """
     for reason in _reasons(site, time.monotonic() + timeout):
         say(reason)
@@ -77,7 +77,7 @@ def _reasons(site: Site, deadline: float) -> Iterator[str]:
         ready = now.get("Ready", {})
         if ready.get("status") == "True":
             return
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or now.get("Stalled", {}).get("status") == "True":
             raise NotServingError(f"service {SERVICE} does not serve: {json.dumps(now, indent=1)}")
         reason = f"{ready.get('reason', 'Waiting')}: {ready.get('message', 'for the operator')}"
         if reason != said:
