@@ -37,7 +37,8 @@ def choose_rollout(stated: RolloutSpec | None, offer: Offer, replicas: int, card
         return Rollout({"type": "Recreate"}, paused)
     surge, unavailable = (stated.max_surge, stated.max_unavailable) if stated else (None, None)
     if surge is None:
-        surge = DEFAULT_MAX_SURGE if offer.room(cards, own_held) > replicas else 0
+        # A stated maxUnavailable 0 means that nothing may be lost: then the rollout waits for cards, and the status says so.
+        surge = DEFAULT_MAX_SURGE if unavailable == 0 or offer.room(cards, own_held) > replicas else 0
     if surge == 0:
         unavailable = unavailable or 1  # both 0 would never move
     elif unavailable is None:

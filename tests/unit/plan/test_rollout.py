@@ -55,7 +55,7 @@ def test_the_strategy_does_not_change_when_the_services_own_pods_start() -> None
         ({"strategy": "Recreate"}, {"type": "Recreate"}),
         ({"maxSurge": 2}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}),
         ({"maxUnavailable": 2}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 2}}),
-        ({"maxUnavailable": 0}, IN_PLACE),  # without a spare card 0 would never move
+        ({"maxUnavailable": 0}, SURGE),  # nothing may be lost: it waits for cards rather than take the old replica away
         ({"maxSurge": 0, "maxUnavailable": 1}, IN_PLACE),
     ],
 )
