@@ -106,10 +106,14 @@ priorityClassName: {{ . | quote }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.tolerations }}
 tolerations:
+  # Where pools taint every node, the operator's own taint must not lock out the operator, or the hook that takes it off.
+  - key: glm5.dev/role
+    operator: Exists
+    effect: NoSchedule
+  {{- with .Values.tolerations }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from glm5_operator import settings
+from glm5_operator.api import names
 from glm5_operator.metrics import Metrics
 from tests.support.chart import CHART, KUBE_VERSIONS, Chart, RefusedError, at, containers, environment, only, pod_templates
 
@@ -89,6 +90,12 @@ def test_the_defaults_of_chart_and_operator_are_the_same(chart: Chart) -> None:
 def test_helm_lint_has_nothing_to_say(chart: Chart) -> None:
     done = subprocess.run([chart.helm, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("values", [None, {"tolerations": []}, {"tolerations": [{"key": "a", "operator": "Exists"}]}], ids=str)
+def test_a_pool_that_taints_every_node_does_not_lock_the_operator_out(chart: Chart, values: dict[str, Any] | None) -> None:
+    taint = {"key": names.ROLE_TAINT, "operator": "Exists", "effect": names.TAINT_EFFECT}
+    assert all(taint in pod["spec"]["tolerations"] for pod in pod_templates(chart.render(values)).values())
 
 
 def test_the_test_pod_has_no_api_token(chart: Chart) -> None:

@@ -172,7 +172,8 @@ def test_what_places_a_pod_is_in_every_pod_template_hooks_included(chart: Chart,
     pods = pod_templates(chart.render({key: SPREAD[key]}))
     assert len(pods) == 3
     for name, pod in pods.items():
-        assert pod["spec"].get(key) == SPREAD[key], name
+        given = pod["spec"].get(key)
+        assert (given[1:] if key == "tolerations" else given) == SPREAD[key], name
 
 
 @pytest.mark.parametrize(
