@@ -1,8 +1,9 @@
 """Who computes what in the next step. Pure: no tensor, no clock, no thread.
 
-One token budget a step. Running sequences come first (decodes before prompts, so that a long prompt slows nobody's stream), then
-waiting ones in order of arrival. When pages run out the newest running sequence gives its pages up and is computed again later
-(preemption by recompute). One sequence of full length always fits the cache, so the first in line always advances.
+One token budget a step. Running sequences come first, in order of admission, then waiting ones in order of arrival. A prompt takes what
+the budget leaves, and nobody is admitted behind one that isn't read to its end: so all running but the last are decoding, and a long
+prompt slows nobody's stream. When pages run out the newest running sequence gives its pages up and is computed again later (preemption
+by recompute). One sequence of full length always fits the cache, so the first in line always advances.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Scheduler:
         """The next step's work; empty only when there is none."""
         plan: list[Step] = []
         budget = self._max_batched_tokens
-        for sequence in sorted(self.running, key=lambda s: s.pending > 1):
+        for sequence in list(self.running):
             count = min(sequence.pending, budget)
-            if count and sequence in self.running and self._make_room(sequence, count, plan):
+            if count and sequence in self.running and self._make_room(sequence, count):
                 plan.append(Step(sequence, count))
                 budget -= count
         self._admit(plan, budget)
@@ -86,12 +87,14 @@ class Scheduler:
             plan.append(Step(sequence, count))
             budget -= count
 
-    def _make_room(self, sequence: Sequence, count: int, plan: list[Step]) -> bool:
-        """Take the pages for `count` more tokens, from the newest unplanned sequences if need be; False when it was itself preempted."""
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """Take the pages for `count` more tokens, from the newest sequences if need be; False when it was itself preempted.
+
+        Work is planned from the oldest on and given up from the newest back, so nobody who is planned loses pages.
+        """
         missing = self._missing_pages(sequence, count)
-        planned = {id(step.sequence) for step in plan}
         while missing > self.pool.free:
-            victim = next(s for s in reversed(self.running) if id(s) not in planned)
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False

@@ -78,6 +78,7 @@ def _step_and_finish_full_ones(scheduler: Scheduler) -> None:
     _check(scheduler, plan)
     assert plan or not scheduler.has_work, "work waits and nothing moves"
     _compute(plan)
+    assert all(sequence.pending == 1 for sequence in scheduler.running[:-1]), "a prompt half read stands before others"
     for step in plan:
         if len(step.sequence.tokens) >= LONGEST:
             scheduler.remove(step.sequence)
