@@ -43,7 +43,7 @@ class Device:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._run = engine._runner.run
-        engine._runner.run = self._step  # type: ignore[method-assign]
+        engine._runner.run = self._step  # type: ignore[method-assign, assignment]
         self.error: Exception | None = None
         self.go_on = threading.Event()
         self.go_on.set()
@@ -63,11 +63,12 @@ def load_engine(**settings: object) -> Engine:
     return engine
 
 
-def make_service(engine: EnginePort, template: str = "5", context: int = CONTEXT, **settings: Any) -> Service:  # noqa: ANN401 - settings of every type
+def make_service(engine: EnginePort, *, api_key: str | None = None, patience: Patience | None = None) -> Service:
     """A service with its model loaded."""
-    service = Service(ServerSettings(**{"model_name": MODEL, "model_dir": TINY, "max_request_bytes": 1_000_000} | settings))
-    tokenizer = TextTokenizer.from_dir(TINY)
-    service.attach(Loaded(engine, tokenizer, built_in(template), Limits(context, 2048, 12), SamplingDefaults()))
+    settings = ServerSettings(MODEL, TINY, max_request_bytes=1_000_000, api_key=api_key, patience=patience or Patience())
+    service = Service(settings)
+    limits = Limits(CONTEXT, vocab_size=2048, max_choices=12)
+    service.attach(Loaded(engine, TextTokenizer.from_dir(TINY), built_in("5"), limits, SamplingDefaults()))
     return service
 
 

@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
+from glm5_runtime.server.body import discard
 from glm5_runtime.server.chat import chat
 from glm5_runtime.server.completions import completions
 from glm5_runtime.server.errors import ApiError, ClientGone
@@ -60,7 +61,7 @@ class _Guard:
         self._app = app
         self._service = service
         key = service.settings.api_key
-        self._expected = None if key is None else f"Bearer {key}".encode()
+        self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -80,6 +81,7 @@ class _Guard:
         service.idle.clear()
         try:
             if refusal is not None:
+                await discard(scope, receive, service.settings.max_request_bytes)
                 await refusal(scope, receive, send_noting_status)
             else:
                 await self._app(scope, receive, send_noting_status)
@@ -91,9 +93,10 @@ class _Guard:
             logger.info("request method=%s path=%r status=%d ms=%d", scope["method"], scope["path"][:80], status, milliseconds)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        if self._expected is not None:
+        if self._key is not None:
             sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not hmac.compare_digest(sent, self._expected):
+            scheme, _, key = sent.partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._key):
                 self._service.metrics.rejected("unauthorized")
                 error = ApiError(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key")
                 return _reply(error, {"www-authenticate": "Bearer"})

@@ -6,6 +6,8 @@ a message or the log.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from starlette.requests import Request
+    from starlette.types import Receive, Scope
+
+_DISCARD_SECONDS = 5.0
 
 
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
@@ -30,6 +35,23 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_request(f"the request body must be a JSON object, not {type(value).__name__}")
     return {key: item for key, item in value.items() if item is not None}
+
+
+async def discard(scope: Scope, receive: Receive, limit: int) -> None:
+    """Read and drop the body of a request that is refused unread, within limits.
+
+    An answer that closes the connection under a body on its way would reset it, and the client would see no answer at all.
+    """
+    if any(name == b"expect" for name, _ in scope["headers"]):
+        return  # the client waits for our word before it sends anything
+    left = limit
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while left >= 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
 
 
 async def _read(request: Request, limit: int) -> bytes:

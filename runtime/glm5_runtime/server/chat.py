@@ -45,7 +45,7 @@ async def chat(request: Request) -> Response:
     plan = await _plan(service.model, body, raw.get("tools") or [])
     run = _ChatRun(service, body, plan)
     if body.stream:
-        return EventStream(run.events(), {"x-request-id": run.id})
+        return EventStream(run.events(), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole()), headers={"x-request-id": run.id})
 
 
@@ -73,12 +73,13 @@ class _Plan:
 async def _plan(model: Loaded, body: ChatRequest, raw_tools: list[dict[str, Any]]) -> _Plan:
     offered = bool(body.tools) and body.tool_choice != "none"
     prompt = _prompt(model, body, raw_tools if offered else [])
-    check_prompt_length(model.tokenizer.fewest_tokens(prompt) or 1, model.limits, at_least=True)
+    check_prompt_length(model.tokenizer.fewest_tokens(prompt) or 1, model.limits, at_least=True, field="messages")
     ids = await model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
     wins = body.max_completion_tokens is not None  # OpenAI's newer name wins over max_tokens when both are set
     params = sampling_params(
         body,
         prompt_tokens=len(ids),
+        prompt_field="messages",
         max_tokens=body.max_completion_tokens if wins else body.max_tokens,
         max_tokens_field="max_completion_tokens" if wins else "max_tokens",
         limits=model.limits,
@@ -176,6 +177,10 @@ class _ChatRun:
         self._reasoning_tokens = 0
         self._created = int(time.time())
 
+    def close(self) -> None:
+        """Stop what still runs."""
+        self._generation.close()
+
     async def whole(self) -> dict[str, Any]:
         """The reply of a request without streaming."""
         messages = [_Message() for _ in self._plan.choices]
@@ -224,7 +229,8 @@ class _ChatRun:
                     self._reasoning_tokens += piece.tokens
                 delta = parser.push(piece.text)
                 if piece.finish is not None:
-                    delta.extend(parser.finish(by_itself=piece.finish is FinishReason.STOP))
+                    own_end = piece.finish is FinishReason.STOP and not isinstance(piece.stop_reason, str)
+                    delta.extend(parser.finish(by_itself=own_end))
                 yield index, delta, piece
         finally:
             self._generation.close()

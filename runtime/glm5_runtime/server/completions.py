@@ -44,7 +44,7 @@ async def completions(request: Request) -> Response:
     prompts = [await read_prompt(service.model, prompt, body.add_special_tokens) for prompt in body.prompt]
     run = _CompletionRun(service, body, prompts)
     if body.stream:
-        return EventStream(run.events(), {"x-request-id": run.id})
+        return EventStream(run.events(), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole()), headers={"x-request-id": run.id})
 
 
@@ -128,6 +128,10 @@ class _CompletionRun:
         self._logprobs = [CompletionLogprobs(service.model.tokenizer) for _ in self._planned]
         self._generation = service.generation(self.id)
         self._created = int(time.time())
+
+    def close(self) -> None:
+        """Stop what still runs."""
+        self._generation.close()
 
     async def whole(self) -> dict[str, Any]:
         """The reply of a request without streaming."""

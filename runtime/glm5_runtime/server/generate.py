@@ -63,7 +63,7 @@ async def generate(request: Request) -> Response:
     planned = plan_choices(service.model, body, prompt, default_max_tokens=_DEFAULT_MAX_TOKENS)
     run = _GenerateRun(service, public_id("gen", body.request_id), len(prompt.ids), prompt.text if full_text else "")
     if body.stream:
-        return EventStream(run.events(planned), {"x-request-id": run.id})
+        return EventStream(run.events(planned), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole(planned)), headers={"x-request-id": run.id})
 
 
@@ -110,6 +110,10 @@ class _GenerateRun:
         self._lead = lead  # TGI's return_full_text puts the prompt in front
         self._prompt_tokens = prompt_tokens
         self._generation = service.generation(request_id)
+
+    def close(self) -> None:
+        """Stop what still runs."""
+        self._generation.close()
 
     async def whole(self, planned: list[Any]) -> dict[str, Any]:
         """The reply of a request without streaming."""

@@ -127,8 +127,11 @@ class EngineWatch:
         """Probe while in doubt, for ever; cancelled at shutdown."""
         while True:
             await asyncio.sleep(self.patience.probe_every)
-            if self._engine is not None and self._in_doubt(self._engine):
-                await self._probe(self._engine)
+            try:
+                if self._engine is not None and self._in_doubt(self._engine):
+                    await self._probe(self._engine)
+            except Exception:
+                logger.exception("a health probe failed")
 
     def _in_doubt(self, engine: EnginePort) -> bool:
         stats = engine.stats()

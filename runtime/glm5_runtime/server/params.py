@@ -67,11 +67,12 @@ def sampling_params(
     defaults: SamplingDefaults,
     max_tokens_field: str = "max_tokens",
     default_max_tokens: int | None = None,
+    prompt_field: str = "prompt",
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Check `body` against the model and build what the engine takes; raises ApiError 400 naming the field."""
-    check_prompt_length(prompt_tokens, limits)
+    check_prompt_length(prompt_tokens, limits, field=prompt_field)
     if body.n > limits.max_choices:
         raise bad_request(f"n is {body.n}, this server takes at most {limits.max_choices} (running and queued requests together)", "n")
     room = limits.max_model_len - prompt_tokens
@@ -105,15 +106,15 @@ def sampling_params(
     )
 
 
-def check_prompt_length(prompt_tokens: int, limits: Limits, *, at_least: bool = False) -> None:
+def check_prompt_length(prompt_tokens: int, limits: Limits, *, at_least: bool = False, field: str = "prompt") -> None:
     """Refuse an empty prompt and one longer than the context. `at_least`: the count is a lower bound."""
     if prompt_tokens == 0:
-        raise bad_request("the prompt is empty; at least one token is needed", "prompt")
+        raise bad_request("the prompt is empty; at least one token is needed", field)
     if prompt_tokens > limits.max_model_len:
         size = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
         raise _too_long(
             f"the model's context is {limits.max_model_len} tokens, the prompt has {size}. Shorten the prompt.",
-            "prompt",
+            field,
         )
 
 

@@ -110,7 +110,7 @@ class ChatParser:
         return delta
 
     def finish(self, *, by_itself: bool) -> Delta:
-        """The answer has ended; `by_itself`: on a stop token or string, not cut by length.
+        """The answer has ended; `by_itself`: on a stop token, not cut by length or a stop string.
 
         An answer that ended by itself inside the thinking block was no thinking: the model skipped the block, and its text is the
         content. In a stream that content repeats what has gone out as reasoning: nothing sent can be taken back, and clients retry an

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _LOADING_NEWS = 10.0  # seconds between two lines while loading
 _ENGINE_STOP = 10.0  # seconds the engine gets to end its step
+_KEEP_ALIVE = 75  # seconds; longer than gateways keep idle connections, else they send into one that we are closing
 _LAST_WORDS = 3.0  # seconds for cut requests to be told so
 
 
@@ -89,6 +90,7 @@ class _Process:
                 access_log=False,
                 server_header=False,
                 lifespan="off",
+                timeout_keep_alive=_KEEP_ALIVE,
                 timeout_graceful_shutdown=int(_LAST_WORDS),
             )
         )

@@ -7,7 +7,7 @@ first byte, between events, or while a whole answer is computed.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic_core
@@ -16,10 +16,11 @@ from starlette.responses import Response
 from glm5_runtime.server.errors import ApiError, ClientGone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from starlette.types import Receive, Scope, Send
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
@@ -44,15 +45,20 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], headers: Mapping[str, str]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], headers: Mapping[str, str]) -> None:
         self._events = events
+        self._close = close  # ends the work behind the events; generators alone would do so only when collected
         super().__init__(content=None, headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; ends quietly when the client leaves."""
-        with suppress(ClientGone):
+        try:
             await while_connected(receive, self._send(send))
+        except ClientGone:
+            logger.debug("the client of a stream has gone")
+        finally:
+            self._close()
 
     async def _send(self, send: Send) -> None:
         started = False
@@ -62,9 +68,12 @@ class EventStream(Response):
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                     started = True
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except ApiError as error:
+        except Exception as error:
             if not started:
                 raise
+            if not isinstance(error, ApiError):
+                logger.exception("a stream failed")
+                error = ApiError(500, "internal error; the server's log has the details")
             await send({"type": "http.response.body", "body": event(error.body()), "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
@@ -81,8 +90,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         watcher.cancel()
         task.cancel()
-        with suppress(BaseException):
-            await asyncio.gather(task, watcher, return_exceptions=True)
+        await asyncio.wait({task, watcher})
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -10,41 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from glm5_runtime.cli import ArgumentFaults, ServeArguments, app, parse_serve, read_key
+from glm5_runtime.cli import ArgumentFaults, app, parse_serve, read_key
 from tests.support.serving import TINY
 
 EVERY_FLAG = [
-    "serve",
-    "--model",
-    "/models/glm",
-    "--served-model-name",
-    "GLM-5.1",
-    "--host",
-    "0.0.0.0",
-    "--port",
-    "8000",
-    "--device",
-    "auto",
-    "--dtype",
-    "bfloat16",
-    "--max-model-len",
-    "40960",
-    "--max-sequences",
-    "16",
-    "--max-batched-tokens",
-    "8192",
-    "--max-queue",
-    "64",
-    "--max-request-bytes",
-    "1000000",
-    "--drain-timeout",
-    "300s",
-    "--chat-template",
-    "5.1",
-    "--seed",
-    "7",
-    "--log-level",
-    "info",
+    *("serve", "--model", "/models/glm", "--served-model-name", "GLM-5.1", "--host", "0.0.0.0", "--port", "8000"),
+    *("--device", "auto", "--dtype", "bfloat16", "--max-model-len", "40960", "--max-sequences", "16", "--max-batched-tokens", "8192"),
+    *("--max-queue", "64", "--max-request-bytes", "1000000", "--drain-timeout", "300s", "--chat-template", "5.1"),
+    *("--seed", "7", "--log-level", "info"),
 ]
 
 
@@ -55,21 +28,23 @@ def run(*argv: str, **environ: str) -> tuple[int, str]:
 
 
 def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
-    assert parse_serve(EVERY_FLAG) == ServeArguments(
-        model=Path("/models/glm"),
-        served_model_name="GLM-5.1",
-        host="0.0.0.0",
-        port=8000,
-        dtype="bfloat16",
-        max_model_len=40960,
-        max_sequences=16,
-        max_batched_tokens=8192,
-        max_queue=64,
-        max_request_bytes=1_000_000,
-        drain_timeout="300s",  # type: ignore[arg-type] - read as a duration
-        chat_template="5.1",
-        seed=7,
-    )
+    assert parse_serve(EVERY_FLAG).model_dump() == {
+        "model": Path("/models/glm"),
+        "served_model_name": "GLM-5.1",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "device": "auto",
+        "dtype": "bfloat16",
+        "max_model_len": 40960,
+        "max_sequences": 16,
+        "max_batched_tokens": 8192,
+        "max_queue": 64,
+        "max_request_bytes": 1_000_000,
+        "drain_timeout": 300.0,
+        "chat_template": "5.1",
+        "seed": 7,
+        "log_level": "info",
+    }
 
 
 def test_only_the_model_is_required_and_its_folder_names_it() -> None:

@@ -112,6 +112,20 @@ async def test_a_client_that_leaves_while_sending_its_body_starts_nothing(
     assert (await client.post("/v1/chat/completions", json=PING)).status_code == 200
 
 
+async def test_a_refusal_that_closes_the_connection_is_read_by_a_client_whose_body_is_still_on_its_way(
+    client: httpx.AsyncClient, service: Service
+) -> None:
+    service.draining = True
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n")
+    await until(lambda: service.active == 1)
+
+    writer.write(b"x" * 500_000)
+
+    assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 503")
+    writer.close()
+
+
 async def test_a_stop_string_ends_the_engines_work_too(client: httpx.AsyncClient, small_engine: Engine) -> None:
     reply = await client.post("/v1/completions", json=LONG | {"stop": ["e"], "temperature": 0})
 

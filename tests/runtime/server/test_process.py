@@ -103,7 +103,7 @@ async def test_from_start_to_sigterm_no_request_is_lost(tmp_path: Path) -> None:
         await server.until("/health/ready", 200)  # without any request: the engine's own token
 
         running = asyncio.create_task(server.client.post(CHAT, json=ask("Count to ten.", stream=True)))
-        slow = {"model": "glm-5", "prompt": "Tell", "max_tokens": 400, "ignore_eos": True}
+        slow = {"model": "glm-5", "prompt": "Tell", "max_tokens": 1000, "ignore_eos": True}
         whole = asyncio.create_task(server.client.post("/v1/completions", json=slow))
         await server.until_running(2)
         server.process.send_signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ async def test_from_start_to_sigterm_no_request_is_lost(tmp_path: Path) -> None:
         assert (refused.status_code, error_of(refused)["code"]) == (503, "draining")
         assert (await server.client.get("/health")).status_code == 200
         assert joined(events_of((await running).text)) == COUNT
-        assert (await whole).json()["usage"]["completion_tokens"] == 400
+        assert (await whole).json()["usage"]["completion_tokens"] == 1000
         assert await server.ended() == 0
         log = server.log.read_text()
         assert "Traceback" not in log
