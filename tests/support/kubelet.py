@@ -5,9 +5,34 @@ For states that KWOK never shows. What a real kubelet does with a real container
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from tests.support.kube import Json, Kube, until
+
+
+@contextlib.contextmanager
+def heartbeat(kube: Kube, node: str) -> Iterator[None]:
+    """Renew a node's lease, or its pods are evicted after 40 s."""
+    key = ("Lease", "kube-node-lease", node)
+    kube.create(
+        {"kind": "Lease", "metadata": {"name": node, "namespace": key[1]}, "spec": {"holderIdentity": node, "leaseDurationSeconds": 40}}
+    )
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(5):
+            kube.patch(*key, {"spec": {"renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}})
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def the_pod(kube: Kube, namespace: str, *, bound: bool = True, besides: set[str] | None = None) -> Json:

@@ -46,6 +46,7 @@ class ServiceController:
     events: Events
     facts: Facts
     resync: timedelta = timedelta(minutes=10)  # long: watches carry news, this only repairs what they missed
+    recheck: timedelta = timedelta(minutes=1)  # after a refused write: what stands in the way isn't ours and so isn't watched
 
     async def reconcile(self, key: Key, now: datetime) -> Outcome:
         """Bring the children of `key` to their planned state and write its status once."""
@@ -100,6 +101,8 @@ class ServiceController:
         if transient := [item for item in failures if item.retryable]:
             waits = [item.retry_after for item in transient if item.retry_after]
             return Outcome.retry(transient[0].reason, max(waits) if waits else None)
+        if failures:
+            return Outcome.stalled(failures[0].reason, self.recheck)
         if report.stalled:
             return Outcome.stalled(report.status["conditions"][0]["reason"], self.resync)
         if report.look_again is not None:

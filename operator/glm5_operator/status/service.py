@@ -105,8 +105,13 @@ class _Facts:
 
     @property
     def complete(self) -> bool:
+        """All pods are of the planned revision, as many as planned, and ready.
+
+        Says nothing of the Deployment's observedGeneration: anybody's annotation on it raises its generation, and would make Ready blink.
+        A pod carries the planned revision only once the Deployment was acted on.
+        """
         counts = len(self.current) == self.desired == self.ready_current
-        return counts and not self.old and self.observed and self.rolled_out
+        return counts and not self.old and self.rolled_out
 
 
 def service_status(
@@ -158,17 +163,17 @@ def _facts(service: Mapping[str, Any], plan: ServicePlan, observed: Observed) ->
 def _verdict(plan: ServicePlan, facts: _Facts, faults: Sequence[WriteFault], now: datetime) -> tuple[Condition, ...]:
     """Ready, Reconciling and Stalled. The order of the questions is the rule."""
     if plan.stalled:
-        kept = f"; {facts.ready} pods of the previous plan keep serving" if facts.ready else ""
+        kept = f"; meanwhile the pods of the previous plan keep serving ({facts.ready} ready)" if facts.ready else ""
         return c.stuck(plan.stalled.reason, plan.stalled.message + kept)
     if faults:
         fault = min(faults, key=lambda item: (item.retryable, item.reason, item.message))
         return c.on_its_way(fault.reason, fault.message) if fault.retryable else c.stuck(fault.reason, fault.message)
-    if not facts.observed:
-        return c.on_its_way("Applying", "the Deployment's controller has yet to act on what was written", Truth.UNKNOWN)
     if facts.desired == 0:
         return _scaled_to_zero(facts)
     if facts.complete:
         return c.settled("Serving", f"{facts.ready} of {facts.desired} pods serve")
+    if not facts.observed:
+        return c.on_its_way("Applying", "the Deployment's controller has yet to act on what was written", Truth.UNKNOWN)
     worst = gravest(facts.causes)
     if worst and any(cause.is_stalled(now) for cause in facts.causes):
         return c.stuck(worst.reason, _counted(facts, worst.message))

@@ -50,7 +50,7 @@ def test_a_service_waits_for_a_late_pool_and_for_its_nodes(kube: Kube, home: str
     kube.wait_ready(home, "chat")
     kube.delete("NPUPool", "", f"late-{home}")
     kept = kube.wait_condition(home, "chat", "PoolNotFound")
-    assert "1 pods of the previous plan keep serving" in kept["message"]
+    assert "pods of the previous plan keep serving (1 ready)" in kept["message"]
     until("the node to be let go", lambda: "glm5.dev/pool" not in kube.get("Node", "", node)["metadata"]["labels"], 10)
     kube.delete("GLM5Service", home, "chat")
     until("nothing to be left", lambda: kube.leftovers(home) == [], 30)

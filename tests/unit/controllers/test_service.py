@@ -1,0 +1,148 @@
+"""What a reconcile of a service tells the queue and the applier. Real: cache, facts, planner, status. Faked: the edge that writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+from glm5_operator.controllers.facts import Facts
+from glm5_operator.controllers.service import ServiceController
+from glm5_operator.kube import ApiFailure, Applied, Applier, Cache, Events, Key, Outcome, OutcomeKind
+from glm5_operator.plan.facts import Site
+from tests.support.clock import at
+from tests.support.objects import a_service, condition
+from tests.unit.controllers.test_facts import a_node, a_pool
+
+Json = dict[str, Any]
+KEY = Key("GLM5Service", "prod", "chat")
+DEPLOYMENT = Key("Deployment", "prod", "chat-engine")
+TINY = {"name": "tiny", "weights": "bf16", "source": "hostpath:///models/tiny", "memory": "1Gi"}
+
+
+@dataclass
+class Edge:
+    """Stands in for Applier and Events: remembers, and answers what a test wants."""
+
+    applied: Applied = field(default_factory=Applied)
+    status_failure: ApiFailure | None = None
+    wanted: list[Json] | None = None
+    status: Json | None = None
+    warned: list[str] = field(default_factory=list)
+
+    async def converge(self, _owner: object, desired: tuple[Json, ...], _live: object) -> Applied:
+        self.wanted = list(desired)
+        return self.applied
+
+    async def write_status(self, _resource: object, status: Json) -> ApiFailure | None:
+        self.status = status
+        return self.status_failure
+
+    def warning(self, _resource: object, reason: str, _message: str) -> None:
+        self.warned.append(reason)
+
+    def normal(self, _resource: object, _reason: str, _message: str) -> None:
+        return
+
+
+def a_tiny_service(**spec: object) -> Json:
+    chosen: Json = {"model": TINY, "parallelism": {"tensor": 1}, **spec}
+    return a_service(**chosen)
+
+
+async def reconcile(edge: Edge, *resources: Json) -> Outcome:
+    cache = Cache()
+    for resource in resources:
+        cache.put(resource)
+    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()))
+    return await controller.reconcile(KEY, at())
+
+
+async def test_a_service_that_is_gone_needs_nothing() -> None:
+    edge = Edge()
+
+    assert await reconcile(edge) == Outcome.done()
+    assert (edge.wanted, edge.status) == (None, None)
+
+
+async def test_a_service_that_is_being_deleted_gets_no_children_and_no_status() -> None:
+    edge, service = Edge(), a_tiny_service()
+    service["metadata"]["deletionTimestamp"] = "2026-11-29T12:00:00Z"
+
+    assert await reconcile(edge, service, a_pool(), a_node("a", rack="inference")) == Outcome.done()
+    assert (edge.wanted, edge.status) == (None, None)
+
+
+async def test_a_plan_that_can_not_be_made_touches_no_child() -> None:
+    edge = Edge()
+
+    outcome = await reconcile(edge, a_tiny_service())
+
+    assert edge.wanted is None
+    assert (outcome.kind, outcome.reason, outcome.after) == (OutcomeKind.STALLED, "PoolNotFound", timedelta(minutes=10))
+    assert edge.warned == ["PoolNotFound"]
+
+
+async def test_a_spec_of_another_version_is_stalled_and_not_raised() -> None:
+    edge = Edge()
+
+    outcome = await reconcile(edge, a_tiny_service(colour="blue"))
+
+    assert outcome.reason == "InvalidSpec"
+    assert edge.status is not None
+    assert "colour" in condition(edge.status, "Ready")["message"]
+
+
+async def test_an_ordinary_pass_writes_children_and_status_and_looks_again_much_later() -> None:
+    edge = Edge()
+
+    outcome = await reconcile(edge, a_tiny_service(), a_pool(), a_node("a", rack="inference"))
+
+    assert [item["kind"] for item in edge.wanted or ()] == ["Deployment", "Service"]
+    assert edge.status is not None
+    assert condition(edge.status, "Ready")["reason"] == "Applying"
+    assert outcome == Outcome.again(timedelta(minutes=10))
+    assert edge.warned == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (ApiFailure("Unavailable", "503", DEPLOYMENT, retryable=True), Outcome.retry("Unavailable")),
+        (
+            ApiFailure("TooManyRequests", "429", DEPLOYMENT, retryable=True, retry_after=timedelta(seconds=7)),
+            Outcome.retry("TooManyRequests", timedelta(seconds=7)),
+        ),
+        (ApiFailure("NameConflict", "taken", DEPLOYMENT, retryable=False), Outcome.stalled("NameConflict", timedelta(minutes=1))),
+    ],
+)
+async def test_a_failed_write_is_told_in_the_status_and_decides_when_to_try_again(failure: ApiFailure, expected: Outcome) -> None:
+    edge = Edge(applied=Applied(errors=(failure,)))
+
+    outcome = await reconcile(edge, a_tiny_service(), a_pool(), a_node("a", rack="inference"))
+
+    assert outcome == expected
+    assert edge.status is not None
+    assert condition(edge.status, "Ready")["reason"] == failure.reason
+    assert condition(edge.status, "Ready")["message"] == f"Deployment chat-engine: {failure.message}"
+
+
+async def test_a_status_that_could_not_be_written_is_tried_again() -> None:
+    edge = Edge(status_failure=ApiFailure("Conflict", "409", KEY, retryable=True))
+
+    assert (await reconcile(edge, a_tiny_service(), a_pool(), a_node("a", rack="inference"))).kind is OutcomeKind.RETRY
+
+
+async def test_giving_up_is_told_beside_what_was_known() -> None:
+    edge, cache = Edge(), Cache()
+    cache.put(a_tiny_service(status={"endpoint": "http://x", "conditions": []}))
+    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()))
+
+    await controller.give_up(KEY, "Unavailable", at())
+
+    assert edge.status is not None
+    assert edge.status["endpoint"] == "http://x"
+    assert condition(edge.status, "Stalled")["status"] == "True"
+    assert "Unavailable" in condition(edge.status, "Stalled")["message"]
