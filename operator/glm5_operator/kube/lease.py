@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MARGIN: Final = 0.15  # of the duration: the holder stops this much before a candidate may start
-_REQUEST_SHARE: Final = 0.25  # of the duration: three requests may fail before the lease is lost
+_FIRST_SHARE: Final = 0.25  # of the duration: how long the first attempt at a renewal may take
 
 
 def steady_clock() -> float:
@@ -81,10 +81,13 @@ class LeaderLease:
         """Renew until it fails for too long or somebody else has the lease."""
         while True:
             await asyncio.sleep(self._settings.renew)
-            while not await self._try():
-                if not self.leading:
+            held = await self._try()
+            while not held:
+                left = self._writable_until - self._clock()
+                if left <= 0:
                     raise LeaseLostError(f"{self.identity} could not renew its lease in time")
                 await asyncio.sleep(0.2)
+                held = await self._try(left)
             if not self.leading:
                 raise LeaseLostError(f"{self.identity} lost its lease")
 
@@ -100,14 +103,18 @@ class LeaderLease:
         except errors.KubeError as error:
             log.info("the lease could not be released and will run out: %s", error)
 
-    async def _try(self) -> bool:
-        """One attempt to take or renew; True when we hold the lease after it."""
+    async def _try(self, limit: float | None = None) -> bool:
+        """One attempt to take or renew; True when we hold the lease after it.
+
+        The first attempt is short: its connection may be dead, and a second must fit in. The second may take all the time that is
+        left: an overloaded API server answers late, and asking it more often doesn't help.
+        """
         sent = self._clock()
         try:
-            async with asyncio.timeout(self._settings.duration * _REQUEST_SHARE):
+            async with asyncio.timeout(limit or self._settings.duration * _FIRST_SHARE):
                 return await self._take(sent)
         except (errors.KubeError, TimeoutError) as error:
-            log.warning("lease: %s", error or "no answer in time")
+            log.warning("lease: %s", str(error) or "no answer in time")
             self._object = None  # read it anew: an update whose answer we missed may have happened
             return False
 

@@ -6,6 +6,7 @@ What it can't do (apply, patches, watches, validation) is tested on a real API s
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ class FakeApi:
     requests: list[tuple[str, str]] = field(default_factory=list)
     answers: dict[str, tuple[int, Json, dict[str, str]]] = field(default_factory=dict)
     silent: bool = False
+    delay: float = 0.0  # s, before each answer
     url: str = ""
     peers: set[object] = field(default_factory=set)  # one for each TCP connection
     _version: int = 0
@@ -53,15 +55,15 @@ class FakeApi:
         self.requests.append((request.method, request.path))
         assert request.transport is not None
         self.peers.add(request.transport.get_extra_info("peername"))
-        if self.silent:
-            await asyncio.sleep(60)
+        text = await request.text()  # before the wait: a client that gives up leaves no half-read request behind
+        await asyncio.sleep(60 if self.silent else self.delay)
         if request.method in self.answers:
             status, body, headers = self.answers[request.method]
             return web.json_response(body, status=status, headers=headers)
         if request.method == "GET":
             found = self.objects.get(request.path)
             return web.json_response(found) if found else _status(404, "NotFound")
-        body = await request.json()
+        body = json.loads(text)
         path = request.path if request.method == "PUT" else f"{request.path}/{body['metadata']['name']}"
         old = self.objects.get(path)
         if request.method == "POST" and old:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import pytest
@@ -143,6 +144,27 @@ async def test_one_failed_renewal_is_survived(client: Client, api: FakeApi) -> N
 
     clock.now += 6.0
     assert may_write(lease)
+
+
+async def test_answers_later_than_a_first_attempt_may_take_still_renew_the_lease(client: Client, api: FakeApi) -> None:
+    """An overloaded API server: attempts that are all as short as the first would never succeed. The attempts take real time."""
+    lease = LeaderLease(client, Lease(duration=0.8, renew=0.01), "a", Clock())
+    await lease.acquire()
+    taken = held_version(lease)
+    api.delay = 0.25  # a first attempt may take 0.2 s, the next one all that is left, 0.68 s
+
+    holding = asyncio.create_task(lease.hold())
+    async with asyncio.timeout(10):
+        while held_version(lease) <= taken:  # noqa: ASYNC110 - the lease has no event for it
+            await asyncio.sleep(0.01)
+
+    assert not holding.done()
+    holding.cancel()
+
+
+def held_version(lease: LeaderLease) -> int:
+    """The version that this candidate knows it wrote or read last."""
+    return int(lease._object["metadata"]["resourceVersion"]) if lease._object and lease._object["spec"] else 0
 
 
 async def test_a_released_lease_is_taken_at_once(client: Client) -> None:
