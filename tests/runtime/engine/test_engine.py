@@ -16,7 +16,7 @@ from tests.runtime.engine.client import Client, ask, encode, expected_rows, gree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from glm5_runtime.engine.request import TokenLogprob
+    from glm5_runtime.engine.request import Output, TokenLogprob
 
 WHO = question()
 ANSWER = expected_rows()[0]["tokens"]
@@ -157,6 +157,19 @@ def test_an_abort_frees_its_place_and_says_so(client: Client) -> None:
     assert stream.last().finish_reason is FinishReason.ABORT
     client.wait_until_idle()
     assert client.engine.stats().kv_usage == 0.0
+
+
+def test_whoever_reads_the_last_word_finds_the_place_free(client: Client) -> None:
+    seen: list[tuple[float, bool]] = []
+
+    def sink(output: Output) -> None:
+        if output.finish_reason is not None:
+            stats = client.engine.stats()
+            seen.append((stats.kv_usage, stats.has_work))
+
+    client.engine.submit(ask(WHO, greedy(3)), sink)
+    poll(lambda: bool(seen), "the last output")
+    assert seen == [(0.0, False)]
 
 
 def test_a_waiting_request_can_be_aborted(client: Client) -> None:
