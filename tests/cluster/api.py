@@ -167,7 +167,7 @@ class ApiCluster:
 def sweep() -> list[str]:
     """Remove clusters whose owning process died; returns their names."""
     removed = []
-    for folder in _run_root().glob("api-*"):
+    for folder in cache.runs().glob("api-*"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             owner = json.loads((folder / "owner.json").read_text())
             if not Identity(**owner).alive:
@@ -178,17 +178,11 @@ def sweep() -> list[str]:
 
 def names() -> list[str]:
     """Every cluster that has a folder."""
-    return sorted(folder.name.removeprefix("api-") for folder in _run_root().glob("api-*"))
-
-
-def _run_root() -> Path:
-    folder = cache.root() / "run"
-    folder.mkdir(exist_ok=True)
-    return folder
+    return sorted(folder.name.removeprefix("api-") for folder in cache.runs().glob("api-*"))
 
 
 def _folder(name: str) -> Path:
-    return _run_root() / f"api-{name}"
+    return cache.runs() / f"api-{name}"
 
 
 def _discard(folder: Path) -> None:

@@ -27,6 +27,13 @@ def logs() -> Path:
     return folder
 
 
+def runs() -> Path:
+    """Where running clusters have their folders."""
+    folder = root() / "run"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def content_key(*parts: str | bytes | Path) -> str:
     """Twelve hex digits that change when any part changes; a Path stands for its file's or folder's content."""
     digest = hashlib.sha256()

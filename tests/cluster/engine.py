@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster import cache, debian, host
 from tests.cluster.errors import CommandFailedError, UnavailableError
 from tests.cluster.host import HostState
-from tests.cluster.processes import Processes
+from tests.cluster.processes import Processes, start_time
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
 
@@ -91,7 +91,7 @@ def revive() -> Engine | None:
 
     A killed dockerd leaves containerd and containers running; only a new one on the same folders can end them.
     """
-    return _start_own() if _exec_root().exists() else None
+    return _start_own() if exec_root().exists() else None
 
 
 def stop_own() -> bool:
@@ -100,11 +100,11 @@ def stop_own() -> bool:
     Its images stay in the cache. Nothing happens when the engine is not ours.
     """
     with contextlib.suppress(BlockingIOError), cache.locked("docker-use", wait=False), cache.locked(_NAME):
-        processes = _processes()
-        engine = Engine(_socket())
-        if processes.alive(_NAME) and engine.answers() and engine.docker("ps", "--all", "--quiet").strip():
+        if not exec_root().exists():
+            return True
+        if _start().docker("ps", "--all", "--quiet").strip():
             return False
-        _stop(processes)
+        _stop(_processes())
         return True
     return False
 
@@ -115,20 +115,33 @@ def _stop(processes: Processes) -> None:
     if before.exists():
         HostState(**json.loads(before.read_text())).restore()
         before.unlink()
-    cache.remove(_exec_root())
+    _unmount(exec_root(), _data_root())  # a killed daemon leaves network namespaces and layers mounted
+    cache.remove(exec_root())
+
+
+def _unmount(*folders: Path) -> None:
+    points = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in reversed(points):  # what was mounted last lies on top
+        if any(folder == point or folder in point.parents for folder in folders):
+            run("umount", point)
+
+
+def _data_root() -> Path:
+    return cache.root() / "docker"
 
 
 def _processes() -> Processes:
-    return Processes(cache.root() / "run" / "docker")
+    return Processes(cache.runs() / "docker")
 
 
-def _exec_root() -> Path:
+def exec_root() -> Path:
+    """Where our own daemon has its sockets and state while it runs."""
     # Sockets in it must stay under 108 characters, wherever the cache is; and /run is emptied by a boot.
     return Path("/run") / f"glm5-docker-{hashlib.sha256(str(cache.root()).encode()).hexdigest()[:8]}"
 
 
 def _socket() -> Path:
-    return _exec_root() / "docker.sock"
+    return exec_root() / "docker.sock"
 
 
 def _start_own() -> Engine:
@@ -141,32 +154,46 @@ def _start_own() -> Engine:
     engine = find()  # a package's start script may have started one
     if engine is not None:
         return engine
-    clamp = tool("runc-clamp")
     with cache.locked(_NAME):
-        engine = Engine(_socket())
-        if engine.answers():
-            return engine
-        processes = _processes()
-        _stop(processes)  # clears what a killed run left
-        (processes.folder / "host.state").write_text(json.dumps(asdict(HostState.take())))
-        host.prepare()
-        _exec_root().mkdir(mode=0o700)
-        processes.start(_NAME, _arguments(clamp), env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"})
+        return _start()
 
-        def answers() -> bool:
-            if not processes.alive(_NAME):
-                raise UnavailableError(f"dockerd ended; the end of {processes.log(_NAME)}:\n{processes.tail(_NAME)}")
-            return engine.answers()
 
-        wait_for("dockerd", answers, timeout=60)
+def _start() -> Engine:
+    """Start our daemon if it doesn't answer. After a killed one it finds that one's containers again."""
+    engine = Engine(_socket())
+    if engine.answers():
         return engine
+    processes = _processes()
+    processes.stop(_NAME)
+    if not exec_root().exists():  # else what the killed one changed on this host is written down already
+        (processes.folder / "host.state").write_text(json.dumps(asdict(HostState.take())))
+        exec_root().mkdir(mode=0o700)
+    _forget_dead_containerd()
+    host.prepare()
+    arguments = _arguments(tool("runc-clamp"))
+    processes.start(_NAME, arguments, env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"})
+
+    def answers() -> bool:
+        if not processes.alive(_NAME):
+            raise UnavailableError(f"dockerd ended; the end of {processes.log(_NAME)}:\n{processes.tail(_NAME)}")
+        return engine.answers()
+
+    wait_for("dockerd", answers, timeout=60)
+    return engine
+
+
+def _forget_dead_containerd() -> None:
+    # dockerd waits for the one whose id is in this file, also when that is dead and only waits to be reaped.
+    record = exec_root() / "exec" / "containerd" / "containerd.pid"
+    if record.exists() and start_time(int(record.read_text())) is None:
+        record.unlink()
 
 
 def _arguments(clamp: Path) -> list[str | Path]:
     return [
         "dockerd",
-        *("--data-root", cache.root() / "docker", "--exec-root", _exec_root() / "exec"),
-        *("--host", f"unix://{_socket()}", "--pidfile", _exec_root() / "docker.pid"),
+        *("--data-root", _data_root(), "--exec-root", exec_root() / "exec"),
+        *("--host", f"unix://{_socket()}", "--pidfile", exec_root() / "docker.pid"),
         *("--add-runtime", f"clamp={clamp}", "--default-runtime", "clamp"),
         "--bridge=none",  # kind makes a network of its own; the default bridge would only be left behind
     ]

@@ -260,7 +260,7 @@ def plugin_image() -> Path:
 
 def names() -> list[str]:
     """Every cluster that has a folder."""
-    return sorted(folder.name.removeprefix("kind-") for folder in (cache.root() / "run").glob("kind-*"))
+    return sorted(folder.name.removeprefix("kind-") for folder in cache.runs().glob("kind-*"))
 
 
 def _clusters(docker: Engine) -> list[str]:
@@ -268,7 +268,7 @@ def _clusters(docker: Engine) -> list[str]:
 
 
 def _folder(name: str) -> Path:
-    return cache.root() / "run" / f"kind-{name}"
+    return cache.runs() / f"kind-{name}"
 
 
 def _log(name: str) -> Path:

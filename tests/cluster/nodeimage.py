@@ -172,7 +172,7 @@ def _packet_filter(root: Path) -> dict[str, Path | str]:
 
 def _preload(root: Path, archives: list[Path]) -> None:
     """Put the images into the tree's own containerd store, as kind's importer does, but with no container around it."""
-    work = Processes(cache.root() / "run" / "preload")
+    work = Processes(cache.runs() / "preload")
     work.stop_all()  # what a killed build left
     socket = work.folder / "containerd.sock"
     config = work.folder / "config.toml"
