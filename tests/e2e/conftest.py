@@ -5,27 +5,28 @@ Nothing is faked here but the cards: API server, scheduler, kubelets, containerd
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator
 
 import pytest
 
 from demo import site as places
 from demo import steps
 from demo.site import Site
+from tests.cluster.errors import CommandFailedError
 from tests.cluster.kind import KindCluster
 
 
 @pytest.fixture(scope="session")
-def place(kind_cluster: KindCluster) -> Iterator[Site]:
-    """The cluster with operator, pool and the demo's service; logs of the operator are printed when a test of it failed."""
+def place(kind_cluster: KindCluster) -> Site:
+    """The cluster with operator, pool and the demo's service."""
     places.load_images(kind_cluster)
     site = places.kind_site(kind_cluster)
     steps.install_operator(site)
     steps.apply_pool(site)
     steps.apply_service(site)
     steps.wait_serving(site)
-    yield site
-    print(site.kubectl("logs", "-n", steps.OPERATOR_NAMESPACE, "deploy/glm5-glm5-operator", "--tail=200"))
+    return site
 
 
 @pytest.fixture
@@ -34,3 +35,15 @@ def demo(place: Site) -> Site:
     steps.apply_service(place)
     steps.wait_serving(place)
     return place
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what the operator said last."""
+    report = yield
+    site = item.funcargs.get("place")
+    if report.failed and isinstance(site, Site):
+        with contextlib.suppress(CommandFailedError):
+            said = site.kubectl("logs", "-n", steps.OPERATOR_NAMESPACE, "deploy/glm5-glm5-operator", "--tail=200")
+            report.sections.append(("the operator's log", said))
+    return report
