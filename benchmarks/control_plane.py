@@ -32,6 +32,7 @@ from glm5_operator.plan.service import plan_service
 from tests.cluster.api import ApiCluster, ApiOptions
 from tests.cluster.nodes import RESOURCE, node_labels
 from tests.cluster.shell import wait_for
+from tests.support.crds import install_crds
 
 ROOT = Path(__file__).parents[1]
 CREATORS = 16
@@ -145,8 +146,7 @@ def prepare(cluster: ApiCluster, n: int) -> None:
     """Nodes with enough cards, a namespace, the CRDs."""
     cluster.add_nodes(n // 8 + 16)
     cluster.http.post("/api/v1/namespaces", json={"metadata": {"name": SPACE}}).raise_for_status()
-    cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    install_crds(cluster)
 
 
 def measure_floor(cluster: ApiCluster, n: int) -> float:

@@ -19,16 +19,15 @@ from glm5_operator.metrics import Metrics
 from glm5_operator.settings import Api
 from tests.api.kube.process import SmallOperator
 from tests.cluster.api import ApiCluster
+from tests.support.crds import install_crds
 from tests.support.kube import Kube, until
 
 Json = dict[str, Any]
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
 def cluster(api_cluster: ApiCluster) -> ApiCluster:
-    api_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    api_cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/glm5services.glm5.dev", "crd/npupools.glm5.dev")
+    install_crds(api_cluster)
     return api_cluster
 
 
