@@ -19,6 +19,7 @@ import uvicorn
 
 from glm5_runtime.config import EngineConfig
 from glm5_runtime.engine.engine import Engine
+from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.runner import Chosen
 from glm5_runtime.engine.scheduler import Step
 from glm5_runtime.server.app import build_app
@@ -55,10 +56,10 @@ class Device:
         return self._run(plan)
 
 
-def load_engine(**settings: object) -> Engine:
+def tiny_engine(**settings: object) -> Engine:
     """A started engine on the tiny model; small limits, so that tests reach them."""
     torch.set_num_threads(1)
-    engine = Engine.load(TINY, EngineConfig.model_validate({"device": "cpu", "max_sequences": 4, "max_queue": 8} | settings))
+    engine = load_engine(TINY, EngineConfig.model_validate({"device": "cpu", "max_sequences": 4, "max_queue": 8} | settings))
     engine.start()
     return engine
 

@@ -30,7 +30,6 @@ from glm5_runtime.engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from glm5_runtime.config import EngineConfig, ModelConfig
     from glm5_runtime.engine.runner import Chosen, Runner
@@ -68,13 +67,6 @@ class Engine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._warm_up_tokens = 0
-
-    @classmethod
-    def load(cls, model_dir: Path, config: EngineConfig) -> Engine:
-        """Read the checkpoint and size the cache; raises ConfigError or WeightsError."""
-        from glm5_runtime.engine.load import load_engine  # noqa: PLC0415 - load builds an Engine, so it imports this module
-
-        return load_engine(model_dir, config)
 
     def start(self) -> None:
         """Start the thread. Its first act is a token of its own, so readiness needs no request and the first user no patience."""

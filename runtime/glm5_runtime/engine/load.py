@@ -1,4 +1,4 @@
-"""Putting an engine together: device, type, weights, cache size. Called through `Engine.load` by the server and tools."""
+"""Putting an engine together: device, type, weights, cache size. Called by the server and tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CACHE_SHARE = 0.5
 
 
 def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
-    """Read the checkpoint, size the cache, build the engine (not started)."""
+    """Read the checkpoint, size the cache, build the engine (not started); raises ConfigError or WeightsError."""
     model_config = ModelConfig.from_dir(model_dir)
     device = torch_device(config.device)
     dtype = _dtype(config, model_config, device)

@@ -164,9 +164,9 @@ def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[
     template = find_template(settings.model_dir, settings.chat_template)
     tokenizer = TextTokenizer.from_dir(settings.model_dir)
     defaults = SamplingDefaults.from_dir(settings.model_dir)
-    from glm5_runtime.engine.engine import Engine  # noqa: PLC0415 - torch takes seconds to import; the port is open meanwhile
+    from glm5_runtime.engine.load import load_engine  # noqa: PLC0415 - torch takes seconds to import; the port is open meanwhile
 
-    engine = Engine.load(settings.model_dir, engine_config)
+    engine = load_engine(settings.model_dir, engine_config)
     engine.start()
     limits = Limits(
         max_model_len=engine.max_model_len,

@@ -12,6 +12,7 @@ import torch
 
 from glm5_runtime.config import EngineConfig
 from glm5_runtime.engine.engine import Engine
+from glm5_runtime.engine.load import load_engine
 from tests.runtime.engine.client import Client
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-glm5"
@@ -30,7 +31,7 @@ def tiny_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def _shared_engine(tiny_dir: Path) -> Iterator[Engine]:
-    engine = Engine.load(tiny_dir, EngineConfig(max_sequences=8, max_batched_tokens=256, max_queue=200, cache_tokens=8192))
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=8, max_batched_tokens=256, max_queue=200, cache_tokens=8192))
     engine.start()
     yield engine
     engine.stop()

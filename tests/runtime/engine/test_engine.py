@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from glm5_runtime.config import EngineConfig
-from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.errors import EngineDead, QueueFull
+from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.request import FinishReason, Request, SamplingParams
 from tests.runtime.engine.client import Client, ask, encode, expected_rows, greedy, poll, question
 
@@ -254,7 +254,7 @@ def test_statistics_count_tokens_and_progress(client: Client) -> None:
 
 
 def test_a_full_queue_is_refused_with_its_limit_and_opens_again(tiny_dir: Path) -> None:
-    engine = Engine.load(tiny_dir, EngineConfig(max_sequences=1, max_queue=2, max_model_len=64))
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=1, max_queue=2, max_model_len=64))
     client = Client(engine)
     streams = [client.send(WHO, greedy(4)) for _ in range(3)]  # not started: all of them wait
     with pytest.raises(QueueFull, match=r"full \(2 requests\)") as caught:
@@ -268,7 +268,7 @@ def test_a_full_queue_is_refused_with_its_limit_and_opens_again(tiny_dir: Path) 
 
 
 def test_stopping_answers_everyone_and_shuts_the_door(tiny_dir: Path) -> None:
-    engine = Engine.load(tiny_dir, EngineConfig(max_sequences=1, max_model_len=2000))
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=1, max_model_len=2000))
     client = Client(engine)
     engine.start()
     running, waiting = (client.send(WHO, greedy(1900, ignore_eos=True)) for _ in range(2))
@@ -282,14 +282,14 @@ def test_stopping_answers_everyone_and_shuts_the_door(tiny_dir: Path) -> None:
 
 
 def test_an_engine_stopped_before_it_started_answers_too(tiny_dir: Path) -> None:
-    engine = Engine.load(tiny_dir, EngineConfig())
+    engine = load_engine(tiny_dir, EngineConfig())
     stream = Client(engine).send(WHO, greedy(1))
     engine.stop()
     assert stream.last().finish_reason is FinishReason.ABORT
 
 
 def test_preempted_requests_answer_as_if_nothing_had_happened(tiny_dir: Path) -> None:
-    engine = Engine.load(tiny_dir, EngineConfig(max_sequences=6, max_model_len=96, cache_tokens=160))
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=6, max_model_len=96, cache_tokens=160))
     client = Client(engine)
     prompts = [prompt for _, prompt, _, _ in _rows("chat")[:40:8]]
     scored = greedy(60, prompt_logprobs=0, ignore_eos=True)
@@ -321,7 +321,7 @@ def test_a_listener_that_fails_loses_its_request_only(client: Client) -> None:
 
 
 def test_the_engine_starts_with_a_token_of_its_own(tiny_dir: Path) -> None:
-    engine = Engine.load(tiny_dir, EngineConfig(max_model_len=64))
+    engine = load_engine(tiny_dir, EngineConfig(max_model_len=64))
     assert (engine.stats().tokens_since_start, engine.stats().alive) == (0, False)
     engine.start()
     poll(lambda: engine.stats().tokens_since_start == 1, "the warm-up token")

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from glm5_runtime.config import ConfigError, EngineConfig
-from glm5_runtime.engine.engine import Engine
-from glm5_runtime.engine.load import host_free_bytes, torch_device
+from glm5_runtime.engine.load import host_free_bytes, load_engine, torch_device
 from glm5_runtime.model.checkpoint_files import WeightsError
 from tests.runtime.engine.client import Client, expected_rows, greedy, question
 
@@ -19,26 +18,26 @@ if TYPE_CHECKING:
 
 
 def test_the_cache_holds_every_sequence_at_full_length_when_memory_allows(tiny_dir: Path) -> None:
-    engine = Engine.load(tiny_dir, EngineConfig(max_sequences=3, max_model_len=100, page_size=16))
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=3, max_model_len=100, page_size=16))
     assert engine._scheduler.pool.count == 19  # 300 tokens
     assert engine.max_model_len == 100
 
 
 def test_a_longer_limit_than_the_checkpoints_is_the_checkpoints(tiny_dir: Path) -> None:
-    assert Engine.load(tiny_dir, EngineConfig(max_sequences=1, max_model_len=10**6)).max_model_len == 2048
+    assert load_engine(tiny_dir, EngineConfig(max_sequences=1, max_model_len=10**6)).max_model_len == 2048
 
 
 def test_a_cache_too_small_for_one_request_is_refused_with_the_numbers(tiny_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds 100 tokens .* one request may need 2048: lower --max-model-len"):
-        Engine.load(tiny_dir, EngineConfig(cache_tokens=100))
+        load_engine(tiny_dir, EngineConfig(cache_tokens=100))
 
 
 def test_a_broken_checkpoint_is_refused_at_load(tiny_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        Engine.load(tmp_path, EngineConfig())
+        load_engine(tmp_path, EngineConfig())
     shutil.copy(tiny_dir / "config.json", tmp_path)
     with pytest.raises(WeightsError):
-        Engine.load(tmp_path, EngineConfig())
+        load_engine(tmp_path, EngineConfig())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_auto_is_the_cpu_where_torch_finds_no_accelerator() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_answers_in_the_same_words(dtype: str, tiny_dir: Path) -> None:
     """Not token for token over every answer, but a wrong cast anywhere would leave no sentence standing."""
-    engine = Engine.load(tiny_dir, EngineConfig(dtype=dtype, max_sequences=4, max_model_len=256))
+    engine = load_engine(tiny_dir, EngineConfig(dtype=dtype, max_sequences=4, max_model_len=256))
     client = Client(engine)
     engine.start()
     rows = expected_rows()[:12]

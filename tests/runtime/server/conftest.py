@@ -14,7 +14,7 @@ from tests.support import serving
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    loaded = serving.load_engine()
+    loaded = serving.tiny_engine()
     yield loaded
     loaded.stop()
 

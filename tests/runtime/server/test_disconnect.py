@@ -26,7 +26,7 @@ LONG = {"model": MODEL, "prompt": "Tell a story.", "max_tokens": 1900, "ignore_e
 @pytest.fixture(scope="module")
 def small_engine() -> Iterator[Engine]:
     """One place, and prefill in small steps, so that a request can be met while it computes its prompt."""
-    engine = serving.load_engine(max_sequences=1, max_batched_tokens=16)
+    engine = serving.tiny_engine(max_sequences=1, max_batched_tokens=16)
     yield engine
     engine.stop()
 

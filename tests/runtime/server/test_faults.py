@@ -20,7 +20,7 @@ DEVICE_FAULT = RuntimeError("vector core exception, error code 507035")
 
 @pytest.fixture
 async def rig() -> AsyncIterator[tuple[httpx.AsyncClient, Device]]:
-    engine = serving.load_engine()
+    engine = serving.tiny_engine()
     device = Device(engine)
     async with serving.on_a_socket(serving.make_service(engine, patience=QUICK)) as client:
         await _until_status(client, "/health/ready", 200)
