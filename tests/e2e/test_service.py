@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ from demo.site import Site
 from demo.talk import generate, port_forward, stream_chat
 from tests.cluster.shell import wait_for
 from tests.e2e.looks import SELECTOR, engine_pod, get, in_pod, leftovers, signal_container, uid, wait_ready
+from tests.e2e.threads import busiest_thread, held_still, host_pid
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "fixtures" / "tiny-glm5" / "expected.json").read_text())
 ANSWERS = {row["question"]: row["answer"] for row in EXPECTED if row["kind"] == "chat"}
@@ -120,7 +123,26 @@ def test_loss_of_all_annotations_is_repaired_without_a_rollout(demo: Site) -> No
     assert ask(demo, "Who are you?") == ANSWERS["Who are you?"]
 
 
-def test_ready_falls_while_the_engine_stands_still_and_rises_again(demo: Site) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="holding one thread of a container still takes ptrace as root on its host")
+def test_ready_falls_while_the_engine_stands_still_though_http_answers(demo: Site) -> None:
+    pod = engine_pod(demo)
+    pid = host_pid(pod)
+
+    with port_forward(demo.kubectl_path, demo.kubeconfig, steps.NAMESPACE, f"pod/{pod['metadata']['name']}") as url:
+        engine = busiest_thread(pid, lambda: generate(url, "Once upon a time", 300))
+        with ThreadPoolExecutor(1) as other:
+            with held_still(engine):
+                waiting = other.submit(generate, url, "Return a new ", 8)
+                wait_for("Ready to fall", lambda: steps.conditions(demo)["Ready"]["status"] == "False", timeout=20, every=0.2)
+                health = httpx.get(f"{url}/health", trust_env=False, timeout=5)
+            assert waiting.result(timeout=60)["usage"]["completion_tokens"] == 8, "the request that had to wait is answered after all"
+
+    assert health.status_code == 200
+    wait_ready(demo, steps.SERVICE)
+    assert uid(engine_pod(demo)) == uid(pod)
+
+
+def test_ready_falls_while_the_whole_process_stands_still_and_rises_again(demo: Site) -> None:
     pod = engine_pod(demo)
 
     signal_container(demo, pod, signal.SIGSTOP)
