@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,12 +38,15 @@ from tests.support.crds import install_crds
 ROOT = Path(__file__).parents[1]
 CREATORS = 16
 SPACE = "bench"
+BUSY = ("glm5_operator_queue_depth", "glm5_operator_queue_running")
 console = Console(stderr=True)
+Request = tuple[str, str]
+"""Verb and resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Figures of one round. Times in seconds, memory in MB."""
+    """Figures of one round. Times in seconds, memory in MB; idle_requests are those of the minute after the restart."""
 
     n: int
     wall_s: float
@@ -53,6 +57,7 @@ class Round:
     writes_per_object: float
     resync_s: float
     resync_writes: int
+    idle_requests: int
     takeover_s: float
     reconcile_p50_s: float
     reconcile_p99_s: float
@@ -87,59 +92,64 @@ def main(
     record: Annotated[bool, typer.Option(help="Append the result to docs/benchmarks.md.")] = True,
 ) -> None:
     """Run the rounds, print a line each, then one JSON line of medians."""
-    results = []
+    results: list[Round] = []
+    requests: list[Counter[Request]] = []
+    versions = ""
     for number in range(1, rounds + 1):
-        with tempfile.TemporaryDirectory(prefix="glm5-bench-") as folder:
-            result = run_round(services, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="glm5-bench-") as name:
+            folder = Path(name)
+            (folder / "audit.yaml").write_text(audit.POLICY % USER)
+            with ApiCluster.start(options=ApiOptions(qps=1000, audit_policy=folder / "audit.yaml")) as cluster:
+                versions = f"Kubernetes {cluster.http.get('/version').json()['gitVersion']}, kopf {metadata.version('kopf')}"
+                result, asked = run_round(cluster, services, folder)
         results.append(result)
+        requests.append(asked)
         console.print(f"round {number}/{rounds}: {asdict(result)}", highlight=False)
     summary = {key: round(statistics.median(getattr(r, key) for r in results), 3) for key in asdict(results[0])}
     if record:
-        append(services, results)
+        append(services, versions, results, requests)
     print(json.dumps(summary))
 
 
-def run_round(n: int, folder: Path) -> Round:
-    """Floor, then operator, then restart, then take-over, in one fresh cluster."""
-    policy = folder / "audit.yaml"
-    policy.write_text(audit.POLICY % USER)
-    with ApiCluster.start(options=ApiOptions(qps=1000, audit_policy=policy)) as cluster:
-        prepare(cluster, n)
-        kubeconfig = operator_kubeconfig(cluster, folder)
-        floor_s = measure_floor(cluster, n)
-        log = audit.AuditLog(cluster.audit_log)
-        operator = OperatorProcess.start(kubeconfig, folder, "first")
-        try:
-            cluster.http.post("/apis/glm5.dev/v1alpha1/npupools", json=POOL).raise_for_status()
-            wait_for("the pool", lambda: is_ready(cluster.http.get("/apis/glm5.dev/v1alpha1/npupools/inference").json()), timeout=120)
-            log.since_last()
-            wall_s, cpu_s, foreign = measure_services(cluster, operator, n)
-            idle(operator)
-            requests = settled(log)
-            p50 = operator.quantile("glm5_operator_reconcile_seconds", 0.5, kind="GLM5Service")
-            p99 = operator.quantile("glm5_operator_reconcile_seconds", 0.99, kind="GLM5Service")
-            peak = operator.usage().peak_mb
-            console.print("requests of the operator:", dict(requests.most_common(20)), highlight=False)
-        finally:
-            operator.end()
+def run_round(cluster: ApiCluster, n: int, folder: Path) -> tuple[Round, Counter[Request]]:
+    """Floor, then operator, then restart, then take-over; also the requests that the operator made for the N services."""
+    prepare(cluster, n)
+    kubeconfig = operator_kubeconfig(cluster, folder)
+    floor_s = measure_floor(cluster, n)
+    log = audit.AuditLog(cluster.audit_log)
+    operator = OperatorProcess.start(kubeconfig, folder, "first")
+    try:
+        cluster.http.post("/apis/glm5.dev/v1alpha1/npupools", json=POOL).raise_for_status()
+        wait_for("the pool", lambda: is_ready(cluster.http.get("/apis/glm5.dev/v1alpha1/npupools/inference").json()), timeout=120)
         log.since_last()
-        operator, resync_s, resync_writes = measure_resync(kubeconfig, folder, log, n)
-        takeover_s = measure_takeover(cluster, operator, kubeconfig, folder)
-    return Round(
-        n,
-        wall_s,
-        floor_s,
-        wall_s / floor_s,
-        cpu_s,
-        peak,
-        audit.writes(requests) / n,
-        resync_s,
-        resync_writes,
-        takeover_s,
-        p50,
-        p99,
-        foreign,
+        wall_s, cpu_s, foreign_cpu_s = measure_services(cluster, operator, n)
+        idle(operator)
+        requests = settled(log)
+        p50, p99 = (operator.quantile("glm5_operator_reconcile_seconds", q, kind="GLM5Service") for q in (0.5, 0.99))
+        rss_mb = operator.usage().peak_mb
+    finally:
+        operator.end()
+    log.since_last()
+    operator, resync_s, resync_writes = measure_resync(kubeconfig, folder, log, n)
+    idle_requests = measure_idle(log)
+    takeover_s = measure_takeover(cluster, operator, kubeconfig, folder)
+    figures = Round(
+        n=n,
+        wall_s=wall_s,
+        floor_s=floor_s,
+        ratio=wall_s / floor_s,
+        cpu_s=cpu_s,
+        rss_mb=rss_mb,
+        writes_per_object=audit.writes(requests) / n,
+        resync_s=resync_s,
+        resync_writes=resync_writes,
+        idle_requests=idle_requests,
+        takeover_s=takeover_s,
+        reconcile_p50_s=p50,
+        reconcile_p99_s=p99,
+        foreign_cpu_s=foreign_cpu_s,
     )
+    return figures, requests
 
 
 def prepare(cluster: ApiCluster, n: int) -> None:
@@ -204,17 +214,29 @@ def measure_resync(kubeconfig: Path, folder: Path, log: audit.AuditLog, n: int) 
     """Restart: seconds until every service was reconciled again, and the writes that took (should be none)."""
     begin = time.monotonic()
     operator = OperatorProcess.start(kubeconfig, folder, "second")
-    wait_for(
-        "all services to be looked at again",
-        lambda: operator.total("glm5_operator_reconcile_seconds_count", kind="GLM5Service") >= n,
-        timeout=300,
-        every=0.1,
-    )
+
+    def looked_at_all() -> bool:
+        # Every key is put into the queue at once, so an empty queue means that each had its turn, not one of them twice.
+        samples = operator.samples()
+        count = sum(
+            value for name, labels, value in samples if name.endswith("reconcile_seconds_count") and labels["kind"] == "GLM5Service"
+        )
+        return count >= n and not any(value for name, _, value in samples if name in BUSY)
+
+    wait_for("all services to be looked at again", looked_at_all, timeout=300, every=0.1)
     seconds = time.monotonic() - begin
-    idle(operator)
     requests = settled(log)
     console.print("requests of the restart:", dict(requests), highlight=False)
     return operator, seconds, audit.writes(requests)
+
+
+def measure_idle(log: audit.AuditLog) -> int:
+    """Requests of a minute in which nothing happens, lease renewals aside."""
+    log.since_last()
+    time.sleep(60)
+    requests = log.since_last()
+    console.print("requests of an idle minute:", dict(requests), highlight=False)
+    return sum(count for (_, resource), count in requests.items() if resource != "leases")
 
 
 def measure_takeover(cluster: ApiCluster, leader: OperatorProcess, kubeconfig: Path, folder: Path) -> float:
@@ -275,12 +297,12 @@ def idle(operator: OperatorProcess) -> None:
     """Wait until the operator has nothing due, waiting or running but its timers."""
 
     def quiet() -> bool:
-        return operator.total("glm5_operator_queue_depth") + operator.total("glm5_operator_queue_running") == 0
+        return sum(operator.total(name) for name in BUSY) == 0
 
     wait_for("an idle queue", quiet, timeout=120, every=0.2)
 
 
-def settled(log: audit.AuditLog) -> Counter[tuple[str, str]]:
+def settled(log: audit.AuditLog) -> Counter[Request]:
     """Requests until two looks a second apart show nothing but lease renewals."""
     requests = log.since_last()
     while True:
@@ -291,14 +313,18 @@ def settled(log: audit.AuditLog) -> Counter[tuple[str, str]]:
             return requests
 
 
-def append(n: int, results: list[Round]) -> None:
-    """Add a dated section to docs/benchmarks.md."""
+def append(n: int, versions: str, results: list[Round], requests: list[Counter[Request]]) -> None:
+    """Add a dated section to docs/benchmarks.md: figures with their spread, then the requests per service by verb and kind."""
     page = ROOT / "docs" / "benchmarks.md"
-    lines = [f"\n## Control plane, {n} services, {datetime.date.today().isoformat()}\n", f"{machine()}; {len(results)} rounds\n"]
-    lines += ["| figure | median | least | most |", "|---|---|---|---|"]
+    lines = [f"\n## Control plane, {n} services, {datetime.date.today().isoformat()}\n"]
+    lines += [f"{machine()}; {versions}; {len(results)} rounds\n", "| figure | median | least | most |", "|---|---|---|---|"]
     for key in asdict(results[0]):
         values = [getattr(r, key) for r in results]
         lines.append(f"| {key} | {statistics.median(values):.3g} | {min(values):.3g} | {max(values):.3g} |")
+    lines += ["\n| request of the operator | a service, median | least | most |", "|---|---|---|---|"]
+    for request in sorted({request for asked in requests for request in asked if request[1] != "leases"}):
+        values = [asked[request] / n for asked in requests]
+        lines.append(f"| {' '.join(request)} | {statistics.median(values):.3g} | {min(values):.3g} | {max(values):.3g} |")
     with page.open("a") as out:
         out.write("\n".join(lines) + "\n")
 
