@@ -49,6 +49,9 @@ ENGINE_PORT: Final = 8000
 ENGINE_PORT_NAME: Final = "http"
 MODELS_DIR: Final = "/models"
 API_KEY_ENV: Final = "GLM5_API_KEY"
+VLLM_API_KEY_ENV: Final = "VLLM_API_KEY"
+DEVICE_ENV: Final = ("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+"""The cards of a container: the Ascend Docker Runtime mounts what the first one names, whatever Kubernetes gave the container."""
 
 LABEL_LIMIT: Final = 63
 """Longest DNS label, label value and Service name."""

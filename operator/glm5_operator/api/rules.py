@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .common import DURATION_PATTERN, QUANTITY_PATTERN
 from .known import ATTENTION_HEADS, CONTEXT_LIMIT, KNOWN_MODELS
-from .names import API_KEY_ENV, GROUP, POOL_LABEL
+from .names import API_KEY_ENV, DEVICE_ENV, GROUP, POOL_LABEL, VLLM_API_KEY_ENV
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,7 +80,7 @@ _OWNED_FLAGS = (
     "|tensor-parallel-size|tp|pipeline-parallel-size|pp|data-parallel-size|dp|(no-)?enable-expert-parallel|quantization|q|block-size"
     "|kv-cache-dtype|(no-)?enable-prefix-caching|speculative-config|drain-timeout|shutdown-timeout"
 ).replace("-", "[-_]")
-_RESERVED_ENV = (API_KEY_ENV, "VLLM_API_KEY", "ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
+_RESERVED_ENV = (API_KEY_ENV, VLLM_API_KEY_ENV, *DEVICE_ENV)
 
 
 def _pod_rules() -> tuple[Rule, ...]:

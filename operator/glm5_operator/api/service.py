@@ -176,7 +176,7 @@ class StartupSpec(Model):
 
     timeout: Duration | None = Field(default=None, json_schema_extra=validations("startup-timeout"))
     """Time from the container's start until the engine must have produced its first token, between 10s and 24h; then the container is
-    restarted. It covers reading the weights. Default: from the size of the weights, at most 60 minutes.
+    restarted. It covers reading the weights. Default: from the size of the weights (or, unknown, of the cards), at most 60 minutes.
     """
 
 
@@ -239,7 +239,8 @@ class GLM5ServiceSpec(Model):
     """Who may send requests. Default: everyone who reaches the Service."""
     pod_template: PodTemplate | None = None
     """Part of a PodTemplateSpec, merged strategically over the planned pod (lists by name); the engine's container is named `engine`.
-    For what the site or the workload needs: resources, volumes, tolerations, annotations. It can't change the pool's node selection.
+    For what the site or the workload needs: resources, volumes, tolerations, annotations. It can't change cards, command, API key, checks'
+    port, node selection or credentials, nor take memory or time to drain away: such a template makes the service Stalled.
     """
 
     @property
@@ -302,7 +303,7 @@ class Resolved(StatusModel):
     max_batched_tokens: int
     """Most tokens a step."""
     memory: str
-    """Memory of a replica's pod."""
+    """Memory of a replica's engine: the limit in its pod."""
     shm: str
     """Size of /dev/shm, part of memory."""
     startup_timeout: str

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.api import names
 from glm5_operator.plan import findings
+from glm5_operator.plan.guard import first_loss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,6 @@ _APPENDED: Final = {"tolerations", "envFrom"}
 _LISTS: Final = _KEYS.keys() | _APPENDED
 _PROBES: Final = {"startupProbe", "readinessProbe", "livenessProbe"}
 _HANDLERS: Final = {"exec", "httpGet", "tcpSocket", "grpc"}
-_ENGINE: Final = f"spec.containers[{names.ENGINE_CONTAINER}]"
 
 
 class MalformedTemplateError(ValueError):
@@ -67,23 +66,40 @@ def merge(base: Manifest, over: Mapping[str, Any], path: str = "") -> Manifest:
     return merged
 
 
-def apply_template(pod: Manifest, template: Mapping[str, Any] | None, origin: str, resource: str) -> Manifest | Finding:
+def apply_template(
+    pod: Manifest, template: Mapping[str, Any] | None, origin: str, *, planned: Manifest, resource: str
+) -> Manifest | Finding:
     """The pod with one podTemplate over it; a Finding when it is malformed or changes what planning guarantees.
 
     Args:
         pod: the pod template so far.
         template: the user's part; None changes nothing.
         origin: whose it is, for messages, such as `spec.podTemplate of NPUPool inference`.
+        planned: the pod template as it is without any podTemplate, whose guarantees hold.
         resource: name of the NPU resource.
     """
     if not template:
         return pod
     try:
+        _refuse_directives(template)
         merged = merge(pod, template)
     except MalformedTemplateError as fault:
         return findings.pod_template_malformed(origin, fault.path, fault.why)
-    lost = _first_loss(pod, merged, resource)
+    lost = first_loss(planned, merged, resource)
     return merged if lost is None else findings.pod_template_refused(origin, *lost)
+
+
+def _refuse_directives(value: object, path: str = "") -> None:
+    """`$patch`, `$retainKeys` and their like steer a patch; taken for a field, one would do the opposite of what it says."""
+    if isinstance(value, list):
+        for index, entry in enumerate(value):
+            _refuse_directives(entry, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            here = f"{path}.{key}" if path else key
+            if key.startswith("$"):
+                raise MalformedTemplateError(here, "is a directive of patches, and those aren't carried out: null removes a field")
+            _refuse_directives(inner, here)
 
 
 def _merge_object(key: str, base: Manifest, over: object, path: str) -> Manifest:
@@ -114,57 +130,3 @@ def _objects(value: object, path: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise MalformedTemplateError(path, "must be a list of objects")
     return value
-
-
-def _first_loss(before: Manifest, after: Manifest, resource: str) -> tuple[str, str] | None:
-    """The first guarantee that the merge broke, as (path, why it is one)."""
-    spec = _dict(after, "spec")
-    for path, kept, why in (
-        ("metadata.labels", _labels(before), "these labels select the service's pods"),
-        ("spec.nodeSelector", _dict(before, "spec", "nodeSelector"), "it pins the pod to its pool"),
-    ):
-        found = _dict(after, *path.split("."))
-        changed = next((key for key, value in kept.items() if found.get(key) != value), None)
-        if changed is not None:
-            return f"{path}[{changed}]", why
-    if spec.get("nodeName"):
-        return "spec.nodeName", "it would bypass the scheduler and the card allocation"
-    if spec.get("restartPolicy", "Always") != "Always":
-        return "spec.restartPolicy", "a service's pods are kept running"
-    if spec.get("automountServiceAccountToken") is not False:
-        return "spec.automountServiceAccountToken", "engine pods run without an API token"
-    if before["spec"]["tolerations"] != spec.get("tolerations", [])[: len(before["spec"]["tolerations"])]:
-        return "spec.tolerations", "the first one lets the pod onto its pool"
-    return _engine_loss(before, after, resource)
-
-
-def _engine_loss(before: Manifest, after: Manifest, resource: str) -> tuple[str, str] | None:
-    old, new = _engine(before), _engine(after)
-    if new is None or old is None:
-        return _ENGINE, "it is the engine"
-    for kind in ("limits", "requests"):
-        if str(_dict(new, "resources", kind).get(resource)) != _dict(old, "resources", kind)[resource]:
-            return f"{_ENGINE}.resources.{kind}[{resource}]", "the plan decides the number of cards (spec.parallelism)"
-    ports = [port for port in new.get("ports", []) if port.get("name") == names.ENGINE_PORT_NAME]
-    if ports != old["ports"]:
-        return f"{_ENGINE}.ports[{names.ENGINE_PORT_NAME}]", "clients and checks use it"
-    return None
-
-
-def _labels(pod: Manifest) -> dict[str, Any]:
-    return _dict(pod, "metadata", "labels")
-
-
-def _engine(pod: Manifest) -> Manifest | None:
-    containers = _dict(pod, "spec").get("containers", [])
-    return next((entry for entry in containers if entry["name"] == names.ENGINE_CONTAINER), None)
-
-
-def _dict(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """The object at a path; empty where something else or nothing is there."""
-    for key in keys:
-        found = value.get(key)
-        if not isinstance(found, dict):
-            return {}
-        value = found
-    return dict(value)

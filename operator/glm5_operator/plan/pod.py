@@ -58,12 +58,13 @@ def pod_template(given: PodInput) -> Manifest | Finding:
     """The whole pod template, with the pool's and the service's podTemplate over it; a Finding when one of those is refused."""
     spec = given.service.spec
     engine = _engine(given)
-    pod: Manifest = {"metadata": {"labels": _labels(given.service.metadata.name)}, "spec": _pod_spec(given, engine)}
+    planned: Manifest = {"metadata": {"labels": _labels(given.service.metadata.name)}, "spec": _pod_spec(given, engine)}
+    pod = planned
     for template, origin in (
         (given.pool.spec.pod_template, f"spec.podTemplate of NPUPool {given.pool.metadata.name}"),
         (spec.pod_template, "spec.podTemplate"),
     ):
-        merged = apply_template(pod, template, origin, given.resource)
+        merged = apply_template(pod, template, origin, planned=planned, resource=given.resource)
         if isinstance(merged, Finding):
             return merged
         pod = merged

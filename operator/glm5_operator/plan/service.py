@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
 from glm5_operator.api.service import Resolved
-from glm5_operator.plan import findings
+from glm5_operator.plan import findings, guard
 from glm5_operator.plan.children import client_service, deployment, disruption_budget
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.offer import offer_of
@@ -88,11 +88,16 @@ def plan_service(service: GLM5Service, facts: ServiceFacts) -> ServicePlan:
     return _planned(draft, pod)
 
 
-def startup_timeout(spec: GLM5ServiceSpec, sizing: Sizing) -> timedelta:
-    """Time until the first token: as stated, else from the bytes to read; a stated memory bounds what is unknown."""
+def startup_timeout(spec: GLM5ServiceSpec, sizing: Sizing, card_bytes: int) -> timedelta:
+    """Time until the first token: as stated, else from the bytes to read.
+
+    Of weights of unknown size only this is sure: they fit on the cards. Main memory says nothing, engines read shard by shard through it;
+    engine `native` alone, which runs small models on one card, is measured by it, on top of five minutes in which a full card is read.
+    """
     if spec.startup is not None and spec.startup.timeout is not None:
         return spec.startup.timeout
-    size_bytes = sizing.weights_bytes or sizing.memory_bytes
+    unknown = sizing.memory_bytes if spec.engine_name == "native" else sizing.cards * card_bytes
+    size_bytes = unknown if sizing.weights_bytes is None else sizing.weights_bytes
     return min(STARTUP_LIMIT, STARTUP_BASE + timedelta(seconds=size_bytes // READ_BYTES_PER_SECOND))
 
 
@@ -112,7 +117,7 @@ def _draft(service: GLM5Service, facts: ServiceFacts) -> _Draft | Finding:
     image = _image(service.spec, facts.site, offer.product)
     if isinstance(image, Finding):
         return image
-    return _Draft(service, facts, offer, sizing, image, startup_timeout(service.spec, sizing))
+    return _Draft(service, facts, offer, sizing, image, startup_timeout(service.spec, sizing, offer.card_bytes))
 
 
 def _usable_pool(service: GLM5Service, facts: PoolFacts | None) -> Offer | Finding:
@@ -188,7 +193,7 @@ def _planned(draft: _Draft, pod: Manifest) -> ServicePlan:
     crowded = (findings.replicas_exceed_pool(offer.pool.metadata.name, draft.spec.replicas, room),) if draft.spec.replicas > room else ()
     return ServicePlan(
         objects=objects,
-        resolved=_resolved(draft),
+        resolved=_resolved(draft, pod),
         stalled=None,
         warnings=(*sizing.warnings, *crowded),
         revision=revision,
@@ -208,11 +213,13 @@ def _stalled(finding: Finding, draft: _Draft | None = None) -> ServicePlan:
     )
 
 
-def _resolved(draft: _Draft) -> Resolved:
+def _resolved(draft: _Draft, pod: Manifest | None = None) -> Resolved:
+    """The numbers of the pod that runs: a podTemplate may have another image and more memory than the plan. Without a pod, of the draft."""
     sizing, offer = draft.sizing, draft.offer
+    merged = pod or {}
     return Resolved(
         engine=draft.spec.engine_name,
-        image=draft.image,
+        image=str((guard.engine_of(merged) or {}).get("image", draft.image)),
         product=offer.product,
         resource_name=offer.resource,
         recipe=sizing.recipe.family if sizing.recipe else None,
@@ -225,7 +232,7 @@ def _resolved(draft: _Draft) -> Resolved:
         max_tokens=sizing.max_tokens,
         max_sequences=sizing.max_sequences,
         max_batched_tokens=sizing.max_batched_tokens,
-        memory=quantity(sizing.memory_bytes),
-        shm=quantity(sizing.shm_bytes),
+        memory=quantity(guard.memory_of(merged) or sizing.memory_bytes),
+        shm=quantity(guard.shm_of(merged) or sizing.shm_bytes),
         startup_timeout=format_duration(draft.startup),
     )

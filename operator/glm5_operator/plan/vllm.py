@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from glm5_operator.plan.engine import EngineInput
     from glm5_operator.plan.sizing import Sizing
 
-API_KEY_ENV: Final = "VLLM_API_KEY"
 FIRST_TOKEN_SECONDS: Final = 30
 _IMAGE_SUFFIX: Final = {Product.A2: "", Product.A3: "-a3", Product.ATLAS_310P: "-310p", Product.A5: "-950dt"}
 _OPENEULER: Final = "-openeuler"
@@ -57,7 +56,7 @@ def vllm_pod(given: EngineInput) -> EnginePod:
         command=["/bin/bash", "-c", entry, "vllm-entry"],
         args=_args(given),
         env=_env(given),
-        api_key_env=API_KEY_ENV,
+        api_key_env=names.VLLM_API_KEY_ENV,
         startup={"exec": {"command": ["python3", "-c", check]}},
         startup_period=10,
         startup_check_timeout=FIRST_TOKEN_SECONDS + 5,

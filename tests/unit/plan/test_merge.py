@@ -18,6 +18,18 @@ def engine(**fields: object) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "engine", **fields}]}}
 
 
+def beside(**fields: object) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "sidecar", "image": "exporter:1", **fields}]}}
+
+
+def first(**fields: object) -> dict[str, Any]:
+    return {"spec": {"initContainers": [{"name": "first", "image": "fetch:1", **fields}]}}
+
+
+def token_volume(name: str, **token: str) -> dict[str, Any]:
+    return {"name": name, "projected": {"sources": [{"configMap": {"name": "ca"}}, {"serviceAccountToken": {"path": "token", **token}}]}}
+
+
 def with_template(template: dict[str, Any]) -> ServicePlan:
     return plan(tiny({"podTemplate": template}))
 
@@ -131,6 +143,26 @@ def test_merging_leaves_the_planned_pod_and_the_template_as_they_were() -> None:
         (engine(resources=None), f"resources.limits[{RESOURCE}]"),
         (engine(ports=[{"name": "http", "containerPort": 9000}]), "ports[http]"),
         (engine(ports=None), "ports[http]"),
+        (beside(resources={"limits": {RESOURCE: "1"}}), f"spec.containers[sidecar].resources.limits[{RESOURCE}]"),
+        (beside(resources={"requests": {"huawei.com/npu": 1}}), "spec.containers[sidecar].resources.requests[huawei.com/npu]"),
+        (first(resources={"limits": {"huawei.com/Ascend310P": "0"}}), "spec.initContainers[first].resources.limits[huawei.com/Ascend310P]"),
+        (engine(resources={"limits": {"huawei.com/Ascend910-memory": 4}}), "resources.limits[huawei.com/Ascend910-memory]"),
+        (engine(env=[{"name": "ASCEND_VISIBLE_DEVICES", "value": "0-7"}]), "spec.containers[engine].env[ASCEND_VISIBLE_DEVICES]"),
+        (beside(env=[{"name": "ASCEND_VISIBLE_DEVICES", "value": "0"}]), "spec.containers[sidecar].env[ASCEND_VISIBLE_DEVICES]"),
+        (first(env=[{"name": "ASCEND_RT_VISIBLE_DEVICES"}]), "spec.initContainers[first].env[ASCEND_RT_VISIBLE_DEVICES]"),
+        (engine(env=[{"name": "GLM5_API_KEY", "value": "known-to-all"}]), "spec.auth.secretRef"),
+        (engine(env=[{"name": "VLLM_API_KEY", "value": "known-to-all"}]), "env[VLLM_API_KEY]"),
+        (engine(command=["sleep", "infinity"]), "spec.containers[engine].command"),
+        (engine(command=None), "spec.containers[engine].command"),
+        (engine(args=["--max-sequences=1"]), "spec.engine.args"),
+        ({"spec": {"volumes": [token_volume("x", audience="vault")]}}, "spec.volumes[x].projected.sources[1].serviceAccountToken"),
+        (engine(resources={"limits": {"memory": "512Mi"}}), "spec.containers[engine].resources.limits[memory]"),
+        (engine(resources={"limits": {"memory": "much"}}), "isn't a quantity"),
+        ({"spec": {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}}]}}, "resources.limits[memory]"),
+        ({"spec": {"volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]}}, "spec.model.memory"),
+        ({"spec": {"terminationGracePeriodSeconds": 319}}, "spec.drain.timeout"),
+        ({"spec": {"terminationGracePeriodSeconds": None}}, "spec.terminationGracePeriodSeconds"),
+        ({"spec": {"terminationGracePeriodSeconds": "1h"}}, "spec.terminationGracePeriodSeconds"),
     ],
 )
 def test_a_template_can_not_undo_what_the_plan_guarantees(template: dict[str, Any], path: str) -> None:
@@ -146,6 +178,84 @@ def test_a_template_can_not_undo_what_the_plan_guarantees(template: dict[str, An
 
 def test_stating_the_planned_number_of_cards_again_is_no_change() -> None:
     assert with_template(engine(resources={"limits": {RESOURCE: 1}})).stalled is None
+
+
+def test_taking_the_environment_away_does_not_take_the_api_key_away() -> None:
+    key = {"auth": {"secretRef": {"name": "chat", "key": "key"}}}
+    for wanted, variable in ((tiny(key), "GLM5_API_KEY"), (tiny({**key, "engine": {"name": "vllm"}}), "VLLM_API_KEY")):
+        planned = plan(wanted, of=pool({"podTemplate": engine(env=None)}))
+
+        assert planned.stalled is not None
+        assert f"env[{variable}]" in planned.stalled.message
+
+
+def test_what_planning_does_not_guarantee_may_be_changed() -> None:
+    planned = with_template(
+        {
+            "spec": {
+                "terminationGracePeriodSeconds": 900,
+                "initContainers": [{"name": "wait", "image": "busybox:1", "resources": {"limits": {"cpu": "1", "memory": "64Mi"}}}],
+                "containers": [
+                    {"name": "engine", "resources": {"limits": {"memory": "3Gi"}}},
+                    {"name": "sidecar", "image": "exporter:1", "resources": {"requests": {"example.com/fpga": "1"}}},
+                ],
+                "volumes": [
+                    {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+                    {"name": "ca", "projected": {"sources": [{"configMap": {"name": "ca"}}]}},
+                ],
+            }
+        }
+    )
+
+    assert planned.stalled is None
+    assert planned.resolved is not None
+    assert (planned.resolved.memory, planned.resolved.shm) == ("3Gi", "2Gi"), "the status says what runs"
+
+
+def test_a_memory_limit_that_was_taken_away_exceeds_nothing() -> None:
+    planned = with_template(engine(resources={"limits": {"memory": None}}))
+
+    assert planned.stalled is None
+    assert planned.resolved is not None
+    assert planned.resolved.memory == "1Gi", "what is requested"
+
+
+def test_the_status_names_the_image_that_the_templates_left() -> None:
+    site = pool({"podTemplate": engine(image="registry.example/runtime:0.2.0")})
+    for planned, image in (
+        (plan(tiny(), of=site), "registry.example/runtime:0.2.0"),
+        (plan(tiny({"podTemplate": engine(image="own:3")}), of=site), "own:3"),
+        (plan(tiny()), "glm5-runtime:0.1.0"),
+    ):
+        assert planned.resolved is not None
+        assert planned.resolved.image == engine_of(planned)["image"] == image
+
+
+def test_the_service_may_override_what_is_the_pools_own_wish() -> None:
+    site = pool({"podTemplate": {"metadata": {"labels": {"team": "site"}}, "spec": {"terminationGracePeriodSeconds": 3600}}})
+    planned = plan(
+        tiny({"podTemplate": {"metadata": {"labels": {"team": "nlp"}}, "spec": {"terminationGracePeriodSeconds": 400}}}), of=site
+    )
+
+    assert planned.stalled is None
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ({"$patch": "replace", "spec": {}}, "$patch"),
+        ({"spec": {"$retainKeys": ["containers"]}}, "spec.$retainKeys"),
+        (engine(**{"$patch": "delete"}), "spec.containers[0].$patch"),
+        (engine(securityContext={"capabilities": {"$deleteFromPrimitiveList/drop": ["ALL"]}}), "$deleteFromPrimitiveList/drop"),
+        ({"spec": {"affinity": {"nodeAffinity": {"$patch": "replace"}}}}, "spec.affinity.nodeAffinity.$patch"),
+    ],
+)
+def test_directives_of_patches_are_refused_by_name_instead_of_planned_as_fields(template: dict[str, Any], path: str) -> None:
+    planned = with_template(template)
+
+    assert planned.stalled is not None
+    assert planned.stalled.reason == "PodTemplateRefused"
+    assert f"{path} is a directive" in planned.stalled.message
 
 
 @pytest.mark.parametrize(
@@ -188,6 +298,11 @@ KEYS = st.sampled_from(
         "nodeSelector",
         "tolerations",
         "volumes",
+        "initContainers",
+        "projected",
+        "sources",
+        "emptyDir",
+        "$patch",
         "x",
     ]
 )

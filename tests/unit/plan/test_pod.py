@@ -22,6 +22,10 @@ def planned(request: pytest.FixtureRequest) -> ServicePlan:
     return plan(request.param)
 
 
+def tensor(cards: int) -> dict[str, Any]:
+    return {"parallelism": {"tensor": cards}}
+
+
 def seconds(probe: dict[str, Any]) -> int:
     return int(probe["periodSeconds"]) * int(probe["failureThreshold"])
 
@@ -111,6 +115,10 @@ def test_the_large_checkpoints_get_64_gib_of_shared_memory() -> None:
         (service("GLM-5.1", "w4a8"), timedelta(seconds=1854)),
         (service("GLM-5.1", "w8a8"), timedelta(seconds=3324)),
         (service("GLM-5.2", "w8a8"), timedelta(seconds=3322)),
+        # A fine-tune of a large model under its own name: nothing tells its size but the cards that it fits on.
+        (service("my-glm-5.1-ft", "w8a8", {"engine": {"name": "vllm"}, **tensor(16)}, memory="192Gi"), timedelta(minutes=60)),
+        (service("my-glm-5.1-ft", "w8a8", {"engine": {"name": "vllm"}, **tensor(8)}, memory="1Ti"), timedelta(seconds=2348)),
+        (tiny({"engine": {"name": "vllm"}}), timedelta(seconds=556)),
         (tiny({"startup": {"timeout": "25m"}}), timedelta(minutes=25)),
         (tiny({"startup": {"timeout": "24h"}}), timedelta(hours=24)),
         (service("GLM-5.1", "w8a8", {"startup": {"timeout": "10s"}}), timedelta(seconds=10)),
