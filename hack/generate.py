@@ -1,11 +1,12 @@
-"""Writes what is said once in code and needed elsewhere: the chart's CRDs and roles, the API and settings pages.
+"""Writes what is said once in code and needed elsewhere: the CRDs, the chart's copies and roles, the API and settings pages.
 
-Run by `make crds` after `glm5_operator.api.schema` wrote crds/; `make verify` runs it and requires an empty diff.
-It must not decide anything: sources are crds/*.yaml, `glm5_operator.kube.rights` and `glm5_operator.settings`.
+Run by `make crds`; `make verify` runs it with --check, which writes nothing and names each file that isn't what it would write.
+It must not decide anything: sources are `glm5_operator.api`, `glm5_operator.kube.rights`, `glm5_operator.settings` and values.yaml.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from glm5_operator import settings
+from glm5_operator.api import schema
 from glm5_operator.kube import rights
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART_FILES = Path("charts/glm5-operator/files")
+OURS_ALONE = (Path("crds"), CHART_FILES / "crds", CHART_FILES / "rbac")
+"""Folders in which nothing lies that isn't generated."""
 KEEP = {"helm.sh/resource-policy": "keep"}
 BANNER = "Written by hack/generate.py; `make crds` writes it anew."
 BOUNDS = {
@@ -34,30 +38,61 @@ BOUNDS = {
 Json = dict[str, Any]
 
 
-def main() -> int:
-    """Write every generated file and remove those that nothing generates any more."""
-    files = generated()
-    for folder in ("crds", "rbac"):
-        for old in (ROOT / CHART_FILES / folder).glob("*.yaml"):
-            if old.relative_to(ROOT) not in files:
-                old.unlink()
-    for path, text in files.items():
-        target = ROOT / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+def main(arguments: list[str]) -> int:
+    """Write every generated file; with --check, say what differs and write nothing."""
+    if arguments == ["--check"]:
+        faults = differences(ROOT)
+        sys.stderr.write("".join(f"{fault}\n" for fault in faults) + ("run `make crds` and commit what it writes\n" if faults else ""))
+        return 1 if faults else 0
+    if arguments:
+        sys.stderr.write("usage: python hack/generate.py [--check]\n")
+        return 2
+    write(ROOT)
     return 0
 
 
-def generated() -> dict[Path, str]:
+def write(root: Path) -> None:
+    """Write every generated file and remove those that nothing generates any more."""
+    files = generated(root)
+    for old in _left_over(root, files):
+        (root / old).unlink()
+    for path, text in files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+
+def differences(root: Path) -> list[str]:
+    """What a commit of the tree as it stands would get wrong about generated files; other uncommitted changes are nobody's business."""
+    files = generated(root)
+    listed = subprocess.run(["git", "ls-files", "-z", "--", *map(str, files)], cwd=root, capture_output=True, text=True, check=True)
+    in_git = set(listed.stdout.split("\0"))
+    faults = [f"{path}: nothing generates it any more" for path in _left_over(root, files)]
+    for path, text in files.items():
+        target = root / path
+        if not target.is_file():
+            faults.append(f"{path}: missing")
+        elif target.read_text() != text:
+            faults.append(f"{path}: differs from what the code says")
+        elif str(path) not in in_git:
+            faults.append(f"{path}: not added to git")
+    return faults
+
+
+def _left_over(root: Path, files: Iterable[Path]) -> list[Path]:
+    found = {path.relative_to(root) for folder in OURS_ALONE for path in (root / folder).glob("*")}
+    return sorted(found - set(files))
+
+
+def generated(root: Path) -> dict[Path, str]:
     """Every generated file by its path from the repository's root."""
-    crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
-    if not crds:
-        sys.exit("crds/ is empty: run `make crds`")
+    crds = schema.crds()
     return {
-        **{CHART_FILES / "crds" / f"{crd['metadata']['name']}.yaml": chart_crd(crd) for crd in crds},
+        **{Path("crds") / name: schema.render(crd) for name, crd in crds.items()},
+        **{CHART_FILES / "crds" / f"{crd['metadata']['name']}.yaml": chart_crd(crd) for crd in crds.values()},
         **{CHART_FILES / "rbac" / f"{name}.yaml": role_rules(table) for name, table in rights.TABLES.items()},
-        CHART_FILES.parent / "README.md": chart_page((ROOT / CHART_FILES.parent / "values.yaml").read_text()),
-        Path("docs/api.md"): api_page(crds),
+        CHART_FILES.parent / "README.md": chart_page((root / CHART_FILES.parent / "values.yaml").read_text()),
+        Path("docs/api.md"): api_page(crds.values()),
         Path("docs/settings.md"): settings.docs_table(),
     }
 
@@ -218,4 +253,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,12 @@
-"""Turns the models into CustomResourceDefinitions: `python -m glm5_operator.api.schema DIR` writes one YAML file a kind.
+"""Turns the models into CustomResourceDefinitions.
 
-Run by `make crds`, and by `glm5 crds` to print them. A CRD needs a structural schema, which JSON Schema as pydantic writes it is not:
-references are inlined, `null` alternatives dropped (an absent field is how Kubernetes says null), titles and defaults removed.
+hack/generate.py writes them into files, `glm5 crds` prints them. A CRD needs a structural schema, which JSON Schema as pydantic
+writes it is not: references are inlined, `null` alternatives dropped (an absent field is how Kubernetes says null), titles and
+defaults removed.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -219,19 +218,3 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: object) -> bool:
         return True
-
-
-def main(arguments: list[str]) -> int:
-    """Write the CRDs into a folder."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m glm5_operator.api.schema DIR\n")
-        return 2
-    folder = Path(arguments[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, crd in crds().items():
-        (folder / name).write_text(render(crd), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

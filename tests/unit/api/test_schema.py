@@ -101,13 +101,3 @@ def test_a_union_has_no_structural_form_and_says_where_it_is() -> None:
 
     with pytest.raises(schema.UnsupportedSchemaError, match=r"\.spec: a union of 2 types"):
         schema.structural(Odd)
-
-
-def test_the_generator_writes_its_files_into_the_folder_it_is_given(tmp_path: Path) -> None:
-    assert schema.main([str(tmp_path / "new")]) == 0
-    assert {path.name for path in (tmp_path / "new").iterdir()} == set(CRDS)
-
-
-def test_the_generator_without_a_folder_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert schema.main([]) == 2
-    assert "usage:" in capsys.readouterr().err

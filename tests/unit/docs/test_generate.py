@@ -1,8 +1,12 @@
-"""What hack/generate.py writes says all that its sources say. That the files are up to date is `make verify`'s question."""
+"""What hack/generate.py writes says all that its sources say, and --check finds each file that isn't what it writes.
+
+That this tree's files are up to date is `make verify`'s question.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,3 +86,65 @@ def test_a_list_in_the_values_page_stands_in_its_cell(generate: ModuleType) -> N
     page = generate.chart_page("a:\n  # Says | why.\n  b: [1, 2]\nc: {}\n")
     assert "| `a.b` | `[1, 2]` | Says \\| why. |" in page
     assert "| `c` | `{}` |  |" in page
+
+
+# --- make verify ------------------------------------------------------------------------------------------------------------
+
+CRD = Path("crds/glm5.dev_npupools.yaml")
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@example", *arguments], cwd=root, check=True, capture_output=True)
+
+
+@pytest.fixture
+def tree(generate: ModuleType, tmp_path: Path) -> Path:
+    """A repository with the generated files and what they are read from, all committed."""
+    values = tmp_path / "charts" / "glm5-operator" / "values.yaml"
+    values.parent.mkdir(parents=True)
+    values.write_text((ROOT / "charts" / "glm5-operator" / "values.yaml").read_text())
+    generate.write(tmp_path)
+    (tmp_path / "docs" / "operations.md").write_text("by hand\n")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "all")
+    return tmp_path
+
+
+def test_a_tree_as_generated_has_no_differences_whatever_else_is_uncommitted(generate: ModuleType, tree: Path) -> None:
+    (tree / "docs" / "operations.md").write_text("changed by hand, not committed\n")
+    (tree / "charts" / "glm5-operator" / "notes.txt").write_text("new, not committed\n")
+    assert generate.differences(tree) == []
+
+
+def test_a_changed_a_missing_and_a_left_over_file_are_named(generate: ModuleType, tree: Path) -> None:
+    (tree / CRD).write_text((tree / CRD).read_text() + "# by hand\n")
+    (tree / "docs" / "settings.md").unlink()
+    (tree / "crds" / "glm5.dev_olds.yaml").write_text("old\n")
+    assert generate.differences(tree) == [
+        "crds/glm5.dev_olds.yaml: nothing generates it any more",
+        f"{CRD}: differs from what the code says",
+        "docs/settings.md: missing",
+    ]
+
+
+def test_a_changed_file_differs_even_when_it_is_committed(generate: ModuleType, tree: Path) -> None:
+    (tree / CRD).write_text("something else\n")
+    git(tree, "commit", "-am", "by hand")
+    assert generate.differences(tree) == [f"{CRD}: differs from what the code says"]
+
+
+def test_a_new_generated_file_must_be_added_to_git(generate: ModuleType, tree: Path) -> None:
+    git(tree, "rm", "--cached", str(CRD))
+    assert generate.differences(tree) == [f"{CRD}: not added to git"]
+    git(tree, "add", str(CRD))
+    assert generate.differences(tree) == []
+
+
+def test_checking_writes_nothing_and_writing_mends(generate: ModuleType, tree: Path) -> None:
+    (tree / CRD).write_text("something else\n")
+    (tree / "crds" / "glm5.dev_olds.yaml").write_text("old\n")
+    generate.differences(tree)
+    assert (tree / CRD).read_text() == "something else\n"
+    generate.write(tree)
+    assert generate.differences(tree) == []
