@@ -90,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _set_up_logging(settings.log)
 
     # After the settings: a wrong one should be answered at once, and these take most of a second.
-    from glm5_operator.controllers.cleanup import CleanupError  # noqa: PLC0415 - see above
-    from glm5_operator.kube.client import CredentialsError  # noqa: PLC0415
-    from glm5_operator.kube.errors import KubeError  # noqa: PLC0415
+    from glm5_operator.controllers.cleanup import CleanupError
+    from glm5_operator.kube.client import CredentialsError
+    from glm5_operator.kube.errors import KubeError
 
     try:
         asyncio.run(_command(arguments, settings))
@@ -103,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _command(arguments: argparse.Namespace, settings: Settings) -> None:
-    from glm5_operator import app, controllers  # noqa: PLC0415 - as above
-    from glm5_operator.controllers.cleanup import cleanup  # noqa: PLC0415
+    from glm5_operator import app, controllers
+    from glm5_operator.controllers.cleanup import cleanup
 
     if arguments.command == "cleanup":
         await cleanup(settings, arguments.kubeconfig)

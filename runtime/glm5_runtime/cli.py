@@ -230,8 +230,8 @@ def _checked(given: Mapping[str, Any]) -> tuple[ServeArguments, str | None]:
 
 
 def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -> int:
-    from glm5_runtime.server import logs, process  # noqa: PLC0415 - keeps `--help` and argument errors instant
-    from glm5_runtime.server.service import ServerSettings  # noqa: PLC0415
+    from glm5_runtime.server import logs, process  # keeps `--help` and argument errors instant
+    from glm5_runtime.server.service import ServerSettings
 
     logs.set_up(arguments.log_level)
     logs.say(f"device={choice.device} reason={choice.reason!r}")

@@ -6,6 +6,6 @@ Entry point only. Nothing heavy is imported before a command needs it, so that `
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
-    from glm5_operator.cli.app import app  # noqa: PLC0415 - see above
+    from glm5_operator.cli.app import app
 
     app()

@@ -52,7 +52,7 @@ def plan(
     The pool is taken from the files; without one it is assumed from --product. The CRD's own rules are checked by the API server alone:
     kubectl apply --dry-run=server -f FILE.
     """
-    from glm5_operator.cli.plan import Hardware, show_plans  # noqa: PLC0415
+    from glm5_operator.cli.plan import Hardware, show_plans
 
     show_plans(files + ([pool_file] if pool_file else []), Hardware.of(product, nodes), namespace, form)
 
@@ -77,7 +77,7 @@ def deploy(
 
     Applies pool and service, waits until it serves, and prints the endpoint.
     """
-    from glm5_operator.cli.deploy import Deployment, deploy_model, print_example  # noqa: PLC0415
+    from glm5_operator.cli.deploy import Deployment, deploy_model, print_example
 
     if example:
         print_example()
@@ -102,7 +102,7 @@ def inference(
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, help="Seconds to wait for the engine to load.")] = 3600,
 ) -> None:
     """Run one model on this machine and ask it."""
-    from glm5_operator.cli.inference import Session, run_session  # noqa: PLC0415
+    from glm5_operator.cli.inference import Session, run_session
 
     run_session(
         Session(model, prompt, chat, system, max_tokens, temperature, device, max_model_len, start_timeout),
@@ -117,7 +117,7 @@ def status(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show what serves, and what doesn't and why."""
-    from glm5_operator.cli.status import show_status  # noqa: PLC0415
+    from glm5_operator.cli.status import show_status
 
     show_status(name, namespace, kubeconfig, form)
 
@@ -125,10 +125,10 @@ def status(
 @app.command()
 def crds() -> None:
     """Print the CRDs, for kubectl apply -f -."""
-    import sys  # noqa: PLC0415
+    import sys
 
-    from glm5_operator.api.schema import crds as definitions  # noqa: PLC0415
-    from glm5_operator.api.schema import render  # noqa: PLC0415
+    from glm5_operator.api.schema import crds as definitions
+    from glm5_operator.api.schema import render
 
     sys.stdout.write("---\n".join(render(crd) for crd in definitions().values()))
 
@@ -136,9 +136,9 @@ def crds() -> None:
 @app.command()
 def version(form: FormatOption = Format.TABLE) -> None:
     """Print the version of this program and its API."""
-    from importlib.metadata import version as installed  # noqa: PLC0415
+    from importlib.metadata import version as installed
 
-    from glm5_operator.api.names import API_VERSION  # noqa: PLC0415
+    from glm5_operator.api.names import API_VERSION
 
     found = {"version": installed("glm5-ascend"), "apiVersion": API_VERSION}
     if form is Format.TABLE:

@@ -142,7 +142,7 @@ def _verdict(service: cluster.Json, generation: int) -> _Verdict:
 def _progress(name: str) -> Iterator[Callable[[str], None]]:
     """Says what is going on: a spinner on a terminal, a line for each change elsewhere."""
     if sys.stderr.isatty():
-        from rich.console import Console  # noqa: PLC0415 - slow to import
+        from rich.console import Console  # slow to import
 
         with Console(stderr=True).status(f"{name}: waiting") as spinner:
             yield lambda text: spinner.update(f"{name}: {text}")

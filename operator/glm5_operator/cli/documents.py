@@ -103,8 +103,8 @@ def read(path: str) -> list[Document]:
 
 def objects(paths: Iterable[str]) -> tuple[list[GLM5Service], list[NPUPool]]:
     """The services and pools of all files; any other kind is a fault."""
-    from glm5_operator.api.pool import NPUPool  # noqa: PLC0415 - half of this module's users need no models
-    from glm5_operator.api.service import GLM5Service  # noqa: PLC0415
+    from glm5_operator.api.pool import NPUPool  # half of this module's users need no models
+    from glm5_operator.api.service import GLM5Service
 
     services: list[GLM5Service] = []
     pools: list[NPUPool] = []

@@ -72,7 +72,7 @@ def _talk(client: httpx.Client, session: Session, messages: list[Message]) -> No
 
 def _questions() -> Iterator[str]:
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401, PLC0415 - importing it gives `input` its line editing
+        import readline  # noqa: F401 - importing it gives `input` its line editing
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")

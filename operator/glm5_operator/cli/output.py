@@ -34,17 +34,17 @@ def write_json(data: Any) -> None:  # noqa: ANN401 - any JSON
 
 def write_yaml(documents: Iterable[Any]) -> None:
     """Documents as YAML, separated as kubectl reads them."""
-    import yaml  # noqa: PLC0415 - tables need none
+    import yaml  # tables need none
 
     sys.stdout.write(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=140))
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Rows under headings; in a pipe as wide as needed, on a terminal as wide as that."""
-    from rich import box  # noqa: PLC0415 - slow to import
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import box  # slow to import
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(*columns, box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for row in rows:
