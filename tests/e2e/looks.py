@@ -10,7 +10,6 @@ import yaml
 
 from demo import steps
 from demo.site import Site
-from tests.cluster.errors import CommandFailedError
 from tests.cluster.shell import wait_for
 
 SELECTOR = f"glm5.dev/service={steps.SERVICE}"
@@ -106,8 +105,4 @@ def in_pod(place: Site, pod: dict[str, Any], *argv: str) -> str:
 
 def exists(place: Site, kind: str, name: str, namespace: str = steps.NAMESPACE) -> bool:
     """Whether the object exists."""
-    try:
-        place.kubectl("get", kind, name, "-n", namespace)
-    except CommandFailedError:
-        return False
-    return True
+    return bool(place.kubectl("get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "name"))

@@ -13,7 +13,7 @@ from demo.site import Site
 from demo.talk import port_forward
 from tests.cluster.devices import NodeDevices
 from tests.cluster.shell import wait_for
-from tests.e2e.looks import a_service, apply, delete_service, get, wait_ready, wait_reason
+from tests.e2e.looks import a_service, apply, delete_service, exists, get, leftovers, wait_ready, wait_reason
 
 MODEL = {"name": "tiny-glm5", "weights": "bf16", "source": "image:///models/tiny-glm5", "memory": "2Gi"}
 
@@ -34,6 +34,17 @@ def test_an_image_that_does_not_exist_is_named_and_a_right_one_heals(place: Site
     wait_ready(place, name)
 
     assert "glm5-runtime:9.9.9" in told["message"]
+
+
+@pytest.mark.parametrize("cascade", ["background", "foreground"])
+def test_a_service_whose_image_never_came_is_deleted_like_any_other(place: Site, name: str, cascade: str) -> None:
+    """Case B03, with kubelets that keep trying to pull."""
+    apply(place, a_service(name, engine={"image": "glm5-runtime:9.9.9"}))
+    wait_reason(place, name, "ImagePullFailed")
+
+    place.kubectl("delete", "glm5", name, "-n", steps.NAMESPACE, f"--cascade={cascade}", "--wait=false")
+
+    wait_for("nothing to be left", lambda: not exists(place, "glm5", name) and not leftovers(place, name), timeout=30, every=0.5)
 
 
 def test_a_missing_secret_is_named_and_creating_it_is_enough(place: Site, name: str) -> None:
@@ -78,7 +89,7 @@ def test_a_sick_card_leaves_the_pools_count_and_a_healed_one_returns(place: Site
     healthy = NodeDevices.read(cards)
 
     def total() -> int:
-        return int(get(place, "npupool", "inference")["status"]["cards"]["total"])
+        return int(get(place, "npupool", steps.POOL)["status"]["cards"]["total"])
 
     before = total()
     try:

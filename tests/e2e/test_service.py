@@ -34,7 +34,7 @@ def test_a_streamed_answer_is_the_models_word_for_word(demo: Site, question: str
 
 def test_generate_answers_and_metrics_count_it(demo: Site) -> None:
     with port_forward(demo.kubectl_path, demo.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
-        assert generate(url, "Return a new ", 8)
+        assert generate(url, "Return a new ", 8)["usage"]["completion_tokens"] == 8
         metrics = httpx.get(f"{url}/metrics", trust_env=False).text
         health = httpx.get(f"{url}/health", trust_env=False).json()
 
@@ -51,7 +51,7 @@ def test_the_pod_holds_one_card_of_its_pool_and_no_more_rights_than_it_needs(dem
     environment = dict(line.split("=", 1) for line in in_pod(demo, pod, "env").splitlines() if "=" in line)
     assert container["resources"]["limits"]["huawei.com/Ascend910"] == "1"
     assert environment["ASCEND_VISIBLE_DEVICES"] in {str(card) for card in range(8)}
-    assert pod["spec"]["nodeSelector"] == {"glm5.dev/pool": "inference"}
+    assert pod["spec"]["nodeSelector"] == {"glm5.dev/pool": steps.POOL}
     assert in_pod(demo, pod, "id", "-u").strip() == "1000"
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert not any(mount["mountPath"].startswith("/var/run/secrets") for mount in container["volumeMounts"])
