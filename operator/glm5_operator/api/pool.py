@@ -63,7 +63,9 @@ class CardCounts(StatusModel):
     total: int
     """Cards that the nodes offer."""
     held: int
-    """Cards requested by pods that are on the nodes, of whatever owner."""
+    """Cards requested by pods that are on the nodes and haven't ended, of whatever owner. An operator that is limited to namespaces
+    sees no others, so it counts too few.
+    """
     free: int
     """Cards that a new pod could get: total less held, on nodes that are ready and accept pods."""
 

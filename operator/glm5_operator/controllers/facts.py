@@ -35,6 +35,7 @@ class Facts:
         self._site = site
         self._seen = (-1, -1)
         self._pools: tuple[NPUPool, ...] = ()
+        self._stated: frozenset[str] = frozenset()
         self._nodes: tuple[NodeFacts, ...] = ()
         self._members: dict[str, tuple[NodeFacts, ...]] = {}
 
@@ -70,7 +71,8 @@ class Facts:
         """`namespace/name` of the other pods that hold something on the pool's nodes."""
         own = {key_of(pod) for pod in besides}
         nodes = self._members.get(pool_name, ())
-        holders = {key for node in nodes for key, held in self._cache.held(node.name).items() if key not in own and _cards(node, held)}
+        held = ((key, self._cards(node, held)) for node in nodes for key, held in self._cache.held(node.name).items())
+        holders = {key for key, cards in held if cards and key not in own}
         return tuple(f"{key.namespace}/{key.name}" for key in sorted(holders))
 
     def _refresh(self) -> None:
@@ -78,6 +80,7 @@ class Facts:
         if seen == self._seen:
             return
         self._pools = tuple(pool for resource in self._cache.list(names.POOL_KIND) if (pool := _read(resource)) is not None)
+        self._stated = frozenset(pool.spec.resource_name for pool in self._pools if pool.spec.resource_name)
         self._nodes = tuple(node_facts(node) for node in self._cache.list(kinds.NODE.name))
         self._members = {}
         self._seen = seen
@@ -86,7 +89,7 @@ class Facts:
         return tuple(replace(node, held=held) if (held := self._held(node)) else node for node in nodes)
 
     def _held(self, node: NodeFacts) -> int:
-        return sum(_cards(node, held) for held in self._cache.held(node.name).values())
+        return sum(self._cards(node, held) for held in self._cache.held(node.name).values())
 
     def _own_cards(self, pods: Iterable[Resource], nodes: tuple[NodeFacts, ...]) -> dict[str, int]:
         by_name = {node.name: node for node in nodes}
@@ -94,15 +97,14 @@ class Facts:
         for pod in pods:
             node = by_name.get(_node_of(pod))
             if node is not None:
-                own[node.name] += _cards(node, self._cache.held(node.name).get(key_of(pod), {}))
+                own[node.name] += self._cards(node, self._cache.held(node.name).get(key_of(pod), {}))
         return dict(own)
 
-
-def _cards(node: NodeFacts, held: Mapping[str, int]) -> int:
-    """How many of the node's cards these resources are; a pod may hold other devices too."""
-    if not held:
-        return 0
-    return sum(held.get(name, 0) for name in resource_of((node,)))
+    def _cards(self, node: NodeFacts, held: Mapping[str, int]) -> int:
+        """How many of the node's cards these resources are; a pod may hold other devices too. A pool may state a name of its own."""
+        if not held:
+            return 0
+        return sum(held.get(name, 0) for name in self._stated.union(resource_of((node,))))
 
 
 def _node_of(pod: Resource) -> str:

@@ -65,7 +65,15 @@ def _by_node(cache: Cache, node: Resource, settle: float) -> Iterator[tuple[Key,
 
 
 def _by_pod(cache: Cache, pod: Resource, settle: float) -> Iterator[tuple[Key, float]]:
-    owner = cache.service_of_label(pod["metadata"]["namespace"], _labels(pod).get(names.SERVICE_LABEL, ""))
+    label = _labels(pod).get(names.SERVICE_LABEL)
+    if label is None:
+        # Of others, and in the cache's news only when it took or freed devices: that matters to the counts of its node's pool.
+        node = cache.get(kinds.NODE.name, "", (pod.get("spec") or {}).get("nodeName") or "")
+        pool = _labels(node).get(names.POOL_LABEL) if node else None
+        if pool:
+            yield Key(kinds.POOL.name, "", pool), CARDS_SETTLE
+        return
+    owner = cache.service_of_label(pod["metadata"]["namespace"], label)
     if owner is not None:
         yield owner, settle
     for key in cache.keys(kinds.POOL.name):

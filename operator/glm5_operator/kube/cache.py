@@ -4,7 +4,7 @@ Fed by the watch handlers in `app`, the relist, and the answers to our own write
 read by controllers. Does no I/O and knows no controller.
 Objects are kept as JSON bytes and decoded on demand: a thousand services with children cost a tenth of what they would as Python
 dicts, while each is read a few times in its life. What nobody reads isn't kept: managedFields of objects that we don't apply, the
-heartbeats of nodes, most of a pod's spec.
+heartbeats of nodes, most of a pod's spec, and of pods of others everything but where they hold devices.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Cache:
         return self._group(("pool", pool))
 
     def held(self, node: str) -> Mapping[Key, Mapping[str, int]]:
-        """The cached pods on a node that haven't ended, each with the extended resources it asks for.
+        """The pods on a node that haven't ended, whosever they are, each with the extended resources it asks for.
 
         Counted as pods come and go: who plans a thousand services must not decode a thousand pods for each.
         """
@@ -119,8 +119,13 @@ class Cache:
     # Feeding
 
     def put(self, resource: Mapping[str, Any]) -> bool:
-        """Take an object in; True when it is news. Older than what is known (or than its deletion) is ignored."""
+        """Take an object in; True when it is news. Older than what is known (or than its deletion) is ignored.
+
+        A pod of others that holds no device is as good as none, so what makes it news is only that it takes or frees some.
+        """
         key = key_of(resource)
+        if key.kind == kinds.POD.name and not (_is_ours(resource) or _held_by(key.kind, resource)[1]):
+            return self.drop(resource)
         metadata = resource["metadata"]
         version = str(metadata.get("resourceVersion", ""))
         old = self._entries[key.kind].get(key)
@@ -153,6 +158,8 @@ class Cache:
         old = self._entries[key.kind].get(key)
         if old is not None and version < _number(old.version):
             return False  # late news of a predecessor with the same name
+        if old is None and key.kind == kinds.POD.name and not (_is_ours(resource) or _devices_of(resource.get("spec") or {})):
+            return False  # most pods of a cluster: no older state of it could be kept either, so there is nothing to remember
         self._graves[key] = max(version, self._graves.get(key, 0))
         self._graves.move_to_end(key)
         while len(self._graves) > _GRAVES:
@@ -247,15 +254,37 @@ def _held_by(kind: str, resource: Mapping[str, Any]) -> tuple[str, Mapping[str, 
     node = str(spec.get("nodeName") or "") if kind == kinds.POD.name else ""
     if not node or status.get("phase") in {"Failed", "Succeeded"}:
         return "", {}
-    total: Counter[str] = Counter()
+    return node, _devices_of(spec)
+
+
+def _devices_of(spec: Mapping[str, Any]) -> dict[str, int]:
+    """Extended resources of a pod, counted as the scheduler does: init containers come one after the other, sidecars stay."""
+    together: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for container in spec.get("initContainers") or ():
+        if container.get("restartPolicy") == "Always":
+            together.update(_asked(container))
+        else:
+            most |= together + _asked(container)
     for container in spec.get("containers") or ():
-        resources = container.get("resources") or {}
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        total.update({name: int(amount) for name, amount in asked.items() if "/" in name and str(amount).isdigit()})
-    return node, dict(total)
+        together.update(_asked(container))
+    return dict(most | together)
+
+
+def _asked(container: Mapping[str, Any]) -> Counter[str]:
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return Counter({name: int(amount) for name, amount in asked.items() if "/" in name and str(amount).isdigit()})
+
+
+def _is_ours(pod: Mapping[str, Any]) -> bool:
+    return names.SERVICE_LABEL in (pod["metadata"].get("labels") or {})
 
 
 def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
+    if kind == kinds.POD.name and not _is_ours(resource):
+        identity = {name: resource["metadata"].get(name) for name in ("name", "namespace", "uid")}
+        return {"apiVersion": "v1", "kind": kind, "metadata": identity, "spec": {"nodeName": resource["spec"]["nodeName"]}}
     drop = {"resourceVersion"} if kind in _CHILD_KINDS else {"resourceVersion", "managedFields"}
     if kind == kinds.POD.name:
         drop.add("annotations")

@@ -48,7 +48,8 @@ _OURS: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY},{names.SERVICE_
 SERVICE: Final = Kind(names.SERVICE_KIND, names.GROUP, names.VERSION, names.SERVICE_PLURAL, watched=True)
 POOL: Final = Kind(names.POOL_KIND, names.GROUP, names.VERSION, names.POOL_PLURAL, namespaced=False, watched=True)
 NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False, watched=True)
-POD: Final = Kind("Pod", "", "v1", "pods", watched=True, selector=names.SERVICE_LABEL)
+POD: Final = Kind("Pod", "", "v1", "pods", watched=True)
+"""Without a selector: pods of others hold cards too, and no label or field tells which. The cache keeps only those that do."""
 DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments", watched=True, selector=_OURS)
 CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", watched=True, selector=_OURS)
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS)

@@ -53,7 +53,7 @@ CLUSTER: Final = (
     _right(kinds.POOL, _SEE, "Pools to plan."),
     _right(kinds.POOL, ("patch",), "Counts, conflicts and conditions.", subresource="status"),
     _right(kinds.NODE, (*_SEE, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
-    _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards it holds. No logs, no exec, no writing."),
+    _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards pods hold, also those that aren't ours. No logs, no exec, no writing."),
     *(
         _right(kind, ("get", *(_SEE if kind.watched else ("list",)), "create", "patch", "delete"), f"Children of services: {kind.name}.")
         for kind in kinds.CHILDREN

@@ -7,8 +7,11 @@ from typing import Any
 from glm5_operator.controllers.facts import Facts
 from glm5_operator.kube import Cache
 from glm5_operator.plan.facts import Site
+from glm5_operator.plan.pool import plan_pool
+from glm5_operator.plan.service import plan_service
 from tests.cluster.nodes import kwok_node
 from tests.support.pods import CARD, a_pod
+from tests.unit.plan.builders import child, tiny
 
 Json = dict[str, Any]
 
@@ -62,6 +65,38 @@ def test_own_cards_are_told_apart_from_those_of_others() -> None:
     assert found.pool.nodes[0].held == 6
     assert facts.held_by([mine]) == {CARD: 2}
     assert facts.holders("inference", [mine]) == ("prod/theirs",)
+
+
+def foreign(node: str, name: str, cards: int, resource: str = CARD) -> Json:
+    pod = on(node, name, cards)
+    pod["metadata"].update(namespace="notebooks", labels={"app": "jupyter"})
+    pod["spec"]["containers"][0]["resources"] = {"limits": {resource: str(cards)}}
+    return pod
+
+
+def test_cards_of_pods_that_are_not_ours_count_and_leave_no_room_for_a_surge() -> None:
+    """Case F03: planned with a surge, the new pod would wait for ever for the card that the old one holds."""
+    node = a_node("a", rack="inference")
+    node["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    _, facts = filled(a_pool(), node, foreign("a", "lab", 7))
+
+    found = facts.service("inference", ())
+
+    assert found.pool is not None
+    assert [node.held for node in found.pool.nodes] == [7]
+    assert facts.holders("inference", ()) == ("notebooks/lab",)
+    assert child(plan_service(tiny(), found), "Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    counts = plan_pool(facts.pools()[0], facts.pools(), facts.nodes(), ())
+    assert (counts.cards, counts.held_cards, counts.free_cards) == (8, 7, 1)
+
+
+def test_a_pool_with_a_resource_name_of_its_own_counts_that() -> None:
+    node = a_node("a", rack="inference")
+    node["status"]["allocatable"] = {"example.com/npu": "8"}
+    _, facts = filled(a_pool(resourceName="example.com/npu"), node, foreign("a", "lab", 3, "example.com/npu"))
+
+    assert [found.held for found in facts.nodes()] == [3]
+    assert facts.holders("inference", ()) == ()
 
 
 def test_an_ended_pod_holds_nothing() -> None:

@@ -69,6 +69,21 @@ def test_a_pod_wakes_its_service_soon_and_the_counting_of_cards_later() -> None:
     assert found == {CHAT: SETTLE, INFERENCE: CARDS_SETTLE, TRAINING: CARDS_SETTLE}
 
 
+def a_strangers_pod(on: str | None = "npu-0") -> Json:
+    pod = a_pod(node=on)
+    pod["metadata"]["labels"] = {"app": "notebook"}
+    return pod
+
+
+def test_a_pod_of_others_wakes_the_counting_of_its_nodes_pool_alone() -> None:
+    filled = cache()
+    filled.put(node("training"))
+
+    assert dict(woken_by(filled, a_strangers_pod(), SETTLE)) == {TRAINING: CARDS_SETTLE}
+    assert dict(woken_by(filled, a_strangers_pod(on="elsewhere"), SETTLE)) == {}
+    assert dict(woken_by(filled, a_strangers_pod(on=None), SETTLE)) == {}
+
+
 def test_a_child_wakes_the_service_that_controls_it_and_a_stranger_nobody() -> None:
     reference = {"kind": "GLM5Service", "name": "chat", "uid": "uid-chat", "controller": True}
     child = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x", "namespace": "prod", "ownerReferences": [reference]}}

@@ -21,12 +21,15 @@ def an_object(kind: str, name: str, *, version: int = 1, namespace: str = "ns", 
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **parts}
 
 
-def a_pod(name: str, *, service: str = "chat", node: str = "", cards: int = 0, phase: str = "Running", version: int = 1) -> Json:
-    resources = {"limits": {"huawei.com/Ascend910": str(cards), "memory": "1Gi"}}
+def a_pod(name: str, *, service: str | None = "chat", node: str = "", cards: int = 0, phase: str = "Running", version: int = 1) -> Json:
+    resources: Json = {"limits": {"memory": "1Gi"}}
+    if cards:
+        resources["limits"]["huawei.com/Ascend910"] = str(cards)
     spec: Json = {
         "containers": [{"name": "engine", "image": "i:1", "resources": resources, "env": [{"name": "A", "value": "b"}]}],
         "volumes": [{"name": "models"}],
     }
     if node:
         spec["nodeName"] = node
-    return an_object("Pod", name, version=version, labels={"glm5.dev/service": service}, spec=spec, status={"phase": phase})
+    labels = {"glm5.dev/service": service} if service else {"app": "training"}
+    return an_object("Pod", name, version=version, labels=labels, spec=spec, status={"phase": phase})

@@ -119,6 +119,69 @@ def test_cards_are_held_until_the_pod_ends_moves_or_goes() -> None:
     assert cache.held("n1") == {}
 
 
+def test_a_pod_of_others_counts_while_it_holds_cards_and_is_nothing_else() -> None:
+    cache = Cache()
+    key = Key("Pod", "ns", "p")
+
+    assert not cache.put(a_pod("p", service=None, cards=7, phase="Pending")), "not scheduled: holds nothing"
+    assert cache.put(a_pod("p", service=None, node="n1", cards=7, phase="Pending", version=2))
+    assert cache.held("n1") == {key: {"huawei.com/Ascend910": 7}}
+    assert cache.get("Pod", "ns", "p") == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "ns", "uid": "uid-p", "resourceVersion": "2"},
+        "spec": {"nodeName": "n1"},
+    }
+    assert not cache.put(a_pod("p", service=None, node="n1", cards=7, version=3)), "it runs, on the same cards"
+    assert cache.put(a_pod("p", service=None, node="n1", cards=7, phase="Failed", version=4)), "it ended and freed them"
+    assert cache.held("n1") == {}
+    assert not cache.put(a_pod("p", service=None, node="n1", cards=7, version=3)), "a list from before its end comes late"
+    assert not cache.drop(a_pod("p", service=None, node="n1", cards=7, phase="Failed", version=5))
+    assert (list(cache.keys("Pod")), dict(cache.held("n1"))) == ([], {})
+
+
+def test_a_pod_of_others_that_was_missed_ending_is_swept() -> None:
+    cache = Cache()
+    cache.put(a_pod("p", service=None, node="n1", cards=7))
+
+    assert [gone["metadata"]["name"] for gone in cache.sweep("Pod", None, set(), 9)] == ["p"]
+    assert cache.held("n1") == {}
+
+
+def test_pods_without_devices_leave_nothing_behind_not_even_their_deletion() -> None:
+    cache = Cache()
+    cache.put(a_pod("ours", node="n1", cards=1))
+    web = a_pod("web", service=None, node="n1")
+    assert not cache.put(web)
+    for number in range(21_000):
+        web["metadata"]["name"] = f"web-{number}"
+        assert not cache.drop(web)
+
+    cache.drop(a_pod("ours", node="n1", cards=1, version=2))
+    assert not cache.put(a_pod("ours", node="n1", cards=1)), "its deletion is still remembered"
+
+
+def test_a_pod_that_loses_our_label_belongs_to_no_service_and_still_holds_its_cards() -> None:
+    cache = Cache()
+    cache.put(a_pod("p", node="n1", cards=2))
+
+    assert cache.put(a_pod("p", service=None, node="n1", cards=2, version=2))
+    assert cache.pods(Key("GLM5Service", "ns", "chat")) == []
+    assert cache.held("n1") == {Key("Pod", "ns", "p"): {"huawei.com/Ascend910": 2}}
+
+
+def test_devices_are_counted_as_the_scheduler_does_with_init_containers_and_sidecars() -> None:
+    def asks(cards: int, **fields: object) -> dict[str, object]:
+        return {"name": "c", "resources": {"limits": {"huawei.com/Ascend910": cards}}, **fields}
+
+    pod = a_pod("p", service=None, node="n1", cards=2)
+    pod["spec"]["initContainers"] = [asks(3), asks(1, restartPolicy="Always"), asks(6)]
+    cache = Cache()
+    cache.put(pod)
+
+    assert cache.held("n1") == {Key("Pod", "ns", "p"): {"huawei.com/Ascend910": 7}}
+
+
 def test_nodes_and_services_are_found_by_pool() -> None:
     cache = Cache()
     cache.put(an_object("Node", "n1", namespace="", labels={names.POOL_LABEL: "inference"}))
@@ -179,9 +242,9 @@ def test_conditions_are_counted_by_kind_type_and_status() -> None:
 def test_the_version_of_a_kind_grows_with_each_news_only(kind: str) -> None:
     cache = Cache()
     before = cache.version(kind)
-    cache.put(an_object(kind, "a", version=1))
+    cache.put(an_object(kind, "a", version=1, labels={names.SERVICE_LABEL: "chat"}))
     after = cache.version(kind)
-    cache.put(an_object(kind, "a", version=1))
+    cache.put(an_object(kind, "a", version=1, labels={names.SERVICE_LABEL: "chat"}))
 
     assert after > before
     assert cache.version(kind) == after
