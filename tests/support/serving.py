@@ -64,9 +64,11 @@ def tiny_engine(**settings: object) -> Engine:
     return engine
 
 
-def make_service(engine: EnginePort, *, api_key: str | None = None, patience: Patience | None = None) -> Service:
+def make_service(
+    engine: EnginePort, *, api_key: str | None = None, patience: Patience | None = None, max_request_bytes: int = 1_000_000
+) -> Service:
     """A service with its model loaded."""
-    settings = ServerSettings(MODEL, TINY, max_request_bytes=1_000_000, api_key=api_key, patience=patience or Patience())
+    settings = ServerSettings(MODEL, TINY, max_request_bytes=max_request_bytes, api_key=api_key, patience=patience or Patience())
     service = Service(settings)
     limits = Limits(CONTEXT, vocab_size=2048, max_choices=12)
     service.attach(Loaded(engine, TextTokenizer.from_dir(TINY), built_in("5"), limits, SamplingDefaults()))

@@ -1,7 +1,7 @@
-"""Reads a request body into JSON within limits: size while streaming, nesting, encoding, no NaN.
+"""Reads a request body within limits: size while streaming; then as JSON: nesting, encoding, no NaN.
 
-Called by every POST endpoint before anything else. Keeps at most `limit` bytes however much is sent and puts no part of a body into
-a message or the log.
+Called by `service` for every POST endpoint before anything else. Keeps at most `limit` bytes however much is sent and puts no part of a
+body into a message or the log.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 _DISCARD_SECONDS = 5.0
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The body as a JSON object, keys with null left out (null equals absent); raises ApiError 400 or 413."""
-    body = await _read(request, limit)
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object, keys with null left out (null equals absent); raises ApiError 400."""
     if not body:
         raise bad_request("the request body is empty; send a JSON object")
     try:
@@ -54,7 +53,8 @@ async def discard(scope: Scope, receive: Receive, limit: int) -> None:
                     return
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
+    """All bytes of the body; raises ApiError 413 past the limit, ClientGone when the client leaves in between."""
     declared = request.headers.get("content-length", "")
     too_large = declared.isdigit() and int(declared) > limit
     if too_large and request.headers.get("expect", "").lower() == "100-continue":

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: conversation → prompt → choices → messages, whole or streamed.
 
-Reads top-down: `chat` is the endpoint, `_plan` turns the body into engine requests, `_ChatRun` turns pieces into replies.
+Reads top-down: `chat` is the endpoint, `_understand` makes body and prompt of the JSON, `_plan` makes engine requests of them, `_ChatRun`
+turns pieces into replies.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.server.choice import Choice
 from glm5_runtime.server.errors import bad_request, unsupported
 from glm5_runtime.server.generation import Planned
-from glm5_runtime.server.messages import normalise
-from glm5_runtime.server.params import check_prompt_length, sampling_params, seed_of_choice
+from glm5_runtime.server.messages import fewest_characters, normalise
+from glm5_runtime.server.params import check_message_count, check_prompt_length, sampling_params, seed_of_choice
 from glm5_runtime.server.parsers import ChatParser, Delta
 from glm5_runtime.server.protocol import REFUSED_IN_CHAT, ChatRequest
 from glm5_runtime.server.replies import chat_logprobs, join_logprobs, usage
@@ -39,14 +40,29 @@ logger = logging.getLogger(__name__)
 async def chat(request: Request) -> Response:
     """The endpoint."""
     service: Service = request.app.state.service
-    raw = await service.read(request)
-    body = service.validate(raw, ChatRequest, REFUSED_IN_CHAT)
-    _refuse_unsupported(body)
-    plan = await _plan(service.model, body, raw.get("tools") or [])
+    body, prompt = await service.read(request, lambda raw: _understand(service, raw))
+    plan = await _plan(service.model, body, prompt)
     run = _ChatRun(service, body, plan)
     if body.stream:
         return EventStream(run.events(), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole()), headers={"x-request-id": run.id})
+
+
+def _understand(service: Service, raw: dict[str, Any]) -> tuple[ChatRequest, str]:
+    """The checked body and its prompt; in a thread when the body is large. The cheap refusals come first."""
+    model = service.model
+    messages = raw.get("messages")
+    if isinstance(messages, list):
+        check_message_count(len(messages), model.limits)
+    body = service.validate(raw, ChatRequest, REFUSED_IN_CHAT)
+    _refuse_unsupported(body)
+    prompt = _prompt(model, body, raw["tools"] if _offers_tools(body) else [])
+    check_prompt_length(model.tokenizer.fewest_tokens(len(prompt)) or 1, model.limits, at_least=True, field="messages")
+    return body, prompt
+
+
+def _offers_tools(body: ChatRequest) -> bool:
+    return bool(body.tools) and body.tool_choice != "none"
 
 
 def _refuse_unsupported(body: ChatRequest) -> None:
@@ -70,10 +86,7 @@ class _Plan:
     tools: dict[str, dict[str, Any]] | None
 
 
-async def _plan(model: Loaded, body: ChatRequest, raw_tools: list[dict[str, Any]]) -> _Plan:
-    offered = bool(body.tools) and body.tool_choice != "none"
-    prompt = _prompt(model, body, raw_tools if offered else [])
-    check_prompt_length(model.tokenizer.fewest_tokens(prompt) or 1, model.limits, at_least=True, field="messages")
+async def _plan(model: Loaded, body: ChatRequest, prompt: str) -> _Plan:
     ids = await model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
     wins = body.max_completion_tokens is not None  # OpenAI's newer name wins over max_tokens when both are set
     params = sampling_params(
@@ -95,12 +108,14 @@ async def _plan(model: Loaded, body: ChatRequest, raw_tools: list[dict[str, Any]
         )
         for index in range(body.n)
     ]
-    tools = {tool.function.name: tool.function.parameters or {} for tool in body.tools} if offered else None
+    tools = {tool.function.name: tool.function.parameters or {} for tool in body.tools} if _offers_tools(body) else None
     return _Plan(len(ids), choices, opens_thinking(prompt), tools)
 
 
 def _prompt(model: Loaded, body: ChatRequest, tools: list[dict[str, Any]]) -> str:
     messages = normalise(body.messages)
+    least = model.tokenizer.fewest_tokens(fewest_characters(messages)) or 1
+    check_prompt_length(least, model.limits, at_least=True, field="messages")
     last_is_answer = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     if body.continue_final_message and not last_is_answer:
         raise bad_request("continue_final_message needs an assistant message without tool calls at the end", "continue_final_message")

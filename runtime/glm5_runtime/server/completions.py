@@ -36,7 +36,7 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's default of this endpoint
 async def completions(request: Request) -> Response:
     """The endpoint."""
     service: Service = request.app.state.service
-    body = service.validate(await service.read(request), CompletionRequest, REFUSED_IN_COMPLETIONS)
+    body = await service.read(request, lambda raw: service.validate(raw, CompletionRequest, REFUSED_IN_COMPLETIONS))
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", "structured output is not available in this version; ask for the format in the prompt")
     if len(body.prompt) * body.n > MAX_CHOICES:
@@ -59,7 +59,7 @@ class Prompt:
 async def read_prompt(model: Loaded, prompt: str | list[int], add_special_tokens: bool) -> Prompt:
     """Encode a prompt; raises ApiError 400 when it is empty, too long or has ids outside the vocabulary."""
     if isinstance(prompt, str):
-        check_prompt_length(max(model.tokenizer.fewest_tokens(prompt), min(len(prompt), 1)), model.limits, at_least=True)
+        check_prompt_length(max(model.tokenizer.fewest_tokens(len(prompt)), min(len(prompt), 1)), model.limits, at_least=True)
         ids = await model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         check_prompt_length(len(ids), model.limits)
         return Prompt(prompt, ids)

@@ -52,9 +52,7 @@ REFUSED = REFUSED_ALWAYS | {
 async def generate(request: Request) -> Response:
     """The endpoint."""
     service: Service = request.app.state.service
-    raw = await service.read(request)
-    full_text = bool(_merged(raw).get("return_full_text"))
-    body = service.validate(flatten(raw), GenerateRequest, {name: why for name, why in REFUSED.items() if name != "n"})
+    body, full_text = await service.read(request, lambda raw: _understand(service, raw))
     if body.n != 1:
         raise bad_request(f"n is not supported: {REFUSED['n']}", "n")
     if len(body.prompt) != 1:
@@ -65,6 +63,12 @@ async def generate(request: Request) -> Response:
     if body.stream:
         return EventStream(run.events(planned), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole(planned)), headers={"x-request-id": run.id})
+
+
+def _understand(service: Service, raw: dict[str, Any]) -> tuple[GenerateRequest, bool]:
+    """The checked body, and whether the prompt shall stand in front of the answer."""
+    body = service.validate(flatten(raw), GenerateRequest, {name: why for name, why in REFUSED.items() if name != "n"})
+    return body, bool(_merged(raw).get("return_full_text"))
 
 
 def flatten(raw: dict[str, Any]) -> dict[str, Any]:

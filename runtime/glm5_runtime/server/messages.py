@@ -18,12 +18,22 @@ from glm5_runtime.server.errors import bad_request
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def normalise(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def normalise(messages: list[Any]) -> list[dict[str, Any]]:
     """Check and simplify all messages; raises ApiError 400 naming the first one at fault."""
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+def fewest_characters(messages: list[dict[str, Any]]) -> int:
+    """Characters of a normalised conversation that every template writes: not blanks around answers, nor thoughts of past ones."""
+    return sum(
+        len(message["content"].rpartition("</think>")[2].strip() if message["role"] == "assistant" else message["content"])
+        for message in messages
+    )
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise bad_request(f"{where} must be an object with role and content", where)
     role = message.get("role")
     if role not in ROLES:
         shown = repr(role)[:40] if isinstance(role, str) else "missing or not a text"

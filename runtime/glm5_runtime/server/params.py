@@ -118,6 +118,16 @@ def check_prompt_length(prompt_tokens: int, limits: Limits, *, at_least: bool = 
         )
 
 
+def check_message_count(messages: int, limits: Limits) -> None:
+    """Refuse more messages than the context has tokens: each takes at least one. Asked before anything looks into them."""
+    if messages > limits.max_model_len:
+        raise _too_long(
+            f"the model's context is {limits.max_model_len} tokens, the conversation has {messages} messages of at least one token each."
+            " Leave out the oldest.",
+            "messages",
+        )
+
+
 def seed_of_choice(seed: int | None, index: int) -> int | None:
     """Each of n choices draws its own numbers, reproducibly; wraps inside 64 bits."""
     return None if seed is None else (seed + index + 2**63) % 2**64 - 2**63

@@ -1,7 +1,7 @@
 """Request bodies of the POST endpoints as pydantic models: every field, its type and its limit.
 
 The field list is vLLM's. Policy, the same on every endpoint:
-- null equals absent (`body.read_json` drops nulls before validation);
+- null equals absent (`body.parse_object` drops nulls before validation);
 - a field nobody knows is ignored and its name logged at debug level, as vLLM does: clients send vendor extras all the time;
 - a field we know and can't honour is refused with 400 (`REFUSED_*`), never ignored;
 - values outside the limits below are refused with 400 naming the field.
@@ -17,6 +17,10 @@ MAX_CHOICES = 128  # OpenAI's own limit of n
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_BIASED = 1024
+MAX_STOP_IDS = 128
+MAX_TOOLS = 1024  # OpenAI takes 128; agents with many tool servers send some hundreds
+MAX_OPTIONS = 64  # of chat_template_kwargs
+MAX_FIELDS = 256  # of a body, unknown ones included; we know about 60
 
 _NO_GRAMMAR = "structured output is not available in this version; ask for the format in the prompt"
 _NO_BEAMS = "only sampling is available; leave it out"
@@ -72,7 +76,18 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-Stops = Annotated[list[StopString], BeforeValidator(_one_or_several), Field(max_length=MAX_STOPS)]
+def _at_most(limit: int) -> BeforeValidator:
+    """Refuses a longer list or object before its entries are looked at: pydantic would collect a million faults first."""
+
+    def check(value: object) -> object:
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise ValueError(f"has {len(value)} entries; at most {limit} are taken")
+        return value
+
+    return BeforeValidator(check)
+
+
+Stops = Annotated[list[StopString], _at_most(MAX_STOPS), BeforeValidator(_one_or_several)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 
 
@@ -105,8 +120,8 @@ class SamplingFields(BaseModel):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Stops = Field(default_factory=list)
-    stop_token_ids: list[int] = Field(default_factory=list, max_length=128)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=MAX_BIASED)
+    stop_token_ids: Annotated[list[int], _at_most(MAX_STOP_IDS)] = Field(default_factory=list)
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], _at_most(MAX_BIASED)] = Field(default_factory=dict)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -153,11 +168,11 @@ class Thinking(BaseModel):
 class ChatRequest(SamplingFields):
     """Body of /v1/chat/completions. Messages are read by `messages`, which names what is wrong in them."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[Any] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0, le=2**31)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[ToolDef] = Field(default_factory=list)
+    tools: Annotated[list[ToolDef], _at_most(MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
@@ -166,7 +181,7 @@ class ChatRequest(SamplingFields):
     enable_thinking: bool | None = None
     clear_thinking: bool | None = None
     thinking: Thinking | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[dict[str, Any], _at_most(MAX_OPTIONS)] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool = False  # templates write their own

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from pydantic import ValidationError
 
-from glm5_runtime.server.body import read_json
-from glm5_runtime.server.errors import ApiError, from_validation, unsupported
+from glm5_runtime.server.aside import Aside
+from glm5_runtime.server.body import parse_object, read_body
+from glm5_runtime.server.errors import ApiError, bad_request, from_validation, unsupported
 from glm5_runtime.server.generation import Generation
 from glm5_runtime.server.health import EngineWatch, Patience
 from glm5_runtime.server.metrics import Metrics
+from glm5_runtime.server.protocol import MAX_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from starlette.requests import Request
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Body = TypeVar("Body", bound="SamplingFields")
+T = TypeVar("T")
 _SHOWN_NAMES = 5
 _NEUTRAL: Mapping[str, float] = {"best_of": 1, "length_penalty": 1.0}
 
@@ -68,6 +72,7 @@ class Service:
         self.loaded: Loaded | None = None
         self.draining = False
         self.active = 0
+        self._aside = Aside()
         self.idle = asyncio.Event()
         self.idle.set()
         self.watch = EngineWatch(settings.patience)
@@ -88,12 +93,15 @@ class Service:
         """A run of engine requests. Its engine ids are unique even when clients repeat theirs."""
         return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw)
 
-    async def read(self, request: Request) -> dict[str, Any]:
-        """The JSON body of a request within the size limit."""
-        return await read_json(request, self.settings.max_request_bytes)
+    async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
+        """What `understand` makes of the JSON body of a request. A large one is parsed and understood in a thread."""
+        body = await read_body(request, self.settings.max_request_bytes)
+        return await self._aside.run(len(body), lambda: understand(parse_object(body)))
 
     def validate(self, raw: dict[str, Any], kind: type[Body], refused: Mapping[str, str]) -> Body:
-        """`raw` as a checked request body; raises ApiError 400 or, for an unknown model, 404."""
+        """`raw` as a checked request body; raises ApiError 400 or, for an unknown model, 404. Runs in any thread."""
+        if len(raw) > MAX_FIELDS:
+            raise bad_request(f"the request has {len(raw)} fields; at most {MAX_FIELDS} are read")
         for name, why in refused.items():
             value = raw.get(name)
             if value and value != _NEUTRAL.get(name):
@@ -108,8 +116,8 @@ class Service:
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
         if body.model_extra:
-            names = sorted(body.model_extra)[:_SHOWN_NAMES]
-            logger.debug("request has %d unknown fields, ignored: %s", len(body.model_extra), [name[:40] for name in names])
+            names = [name[:40] for name in islice(body.model_extra, _SHOWN_NAMES)]
+            logger.debug("request has %d unknown fields, ignored: %s", len(body.model_extra), names)
         return body
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -21,10 +22,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from glm5_runtime.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 BUILT_IN = ("5", "5.1", "5.2", "5.3")
+RENDER_SECONDS = 10.0  # of computing, for one conversation; the built-in templates take up to 5 s for 100,000 messages
 # What foreign template code raises on a conversation its author did not think of
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
@@ -57,6 +59,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_last: bool = False,
+        seconds: float = RENDER_SECONDS,
     ) -> str:
         """The prompt of a conversation.
 
@@ -67,12 +70,16 @@ class ChatTemplate:
         reserved = sorted(_RESERVED & options.keys())
         if reserved:
             raise bad_request(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
+        walked = _TimedMessages(messages, time.thread_time() + seconds)
         try:
             text = self.template.render(
-                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt and not continue_last, **options
+                messages=walked, tools=tools or None, add_generation_prompt=add_generation_prompt and not continue_last, **options
             )
         except _TemplateRefusal as refusal:
             raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages") from None
+        except _TooSlow:
+            why = f"the model's chat template needs more than {seconds:g} s for these {len(messages)} messages; send fewer"
+            raise bad_request(why, "messages") from None
         except _TEMPLATE_FAULTS as error:
             raise bad_request(f"the model's chat template can't render this conversation ({type(error).__name__})", "messages") from error
         return _cut_after(text, messages[-1]["content"]) if continue_last else text
@@ -135,6 +142,36 @@ def _version_of(model_dir: Path) -> str:
     rope = config.get("rope_parameters")
     theta = rope.get("rope_theta") if isinstance(rope, dict) else config.get("rope_theta")
     return "5.2" if isinstance(theta, int | float) and theta > 1_000_000 else "5"
+
+
+class _TooSlow(Exception):  # noqa: N818 - an event
+    """The time for one conversation is over."""
+
+
+class _TimedMessages(list[Any]):
+    """Messages that stop whoever walks over them when time is up.
+
+    A template can't be interrupted from outside, and one with a loop over all messages within such a loop would take hours for a long
+    conversation. What a template copies into a list of its own is not watched; the walk that made it is.
+    """
+
+    def __init__(self, messages: Iterable[Any], until: float) -> None:
+        super().__init__(messages)
+        self._until = until
+
+    def __iter__(self) -> Iterator[Any]:
+        for message in super().__iter__():
+            self._check()
+            yield message
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as in list
+        self._check()
+        found = super().__getitem__(index)
+        return _TimedMessages(found, self._until) if isinstance(index, slice) else found
+
+    def _check(self) -> None:
+        if time.thread_time() > self._until:
+            raise _TooSlow
 
 
 class _TemplateRefusal(Exception):  # noqa: N818 - raised by the template's author through raise_exception
