@@ -4,6 +4,7 @@
 #   docker build --target operator -t glm5-operator:0.1.0 .
 #   docker build --target runtime -t glm5-runtime:0.1.0 --build-arg TORCH_INDEX_URL=<index with CPU builds of torch> .
 #   docker build --target runtime -t glm5-runtime:0.1.0-910b --build-arg RUNTIME_EXTRA=npu \
+#     --build-arg TORCH_INDEX_URL=<index with CPU builds of torch> \
 #     --build-arg RUNTIME_BASE=quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.11 .
 #
 # Without a network: put the wheels of requirements/*.txt and of the build backend into wheelhouse/, and nothing else is asked.
@@ -41,20 +42,21 @@ ARG RUNTIME_PACKAGES=all
 ARG RUNTIME_EXTRA=""
 # An index with CPU builds of torch; empty takes torch from the default index (on amd64 the CUDA build, ten times larger).
 ARG TORCH_INDEX_URL=""
-COPY requirements/runtime.txt wheelhouse* /build/wheels/
+COPY requirements/runtime.txt requirements/npu.txt wheelhouse* /build/wheels/
 WORKDIR /build/wheels
 # CANN's own Python packages are in the base's site-packages: hence --system-site-packages.
 RUN if ls *.whl >/dev/null 2>&1; then printf '[global]\nno-index = true\nfind-links = /build/wheels\n' > /etc/pip.conf; fi \
  && python3 -m venv --system-site-packages /opt/glm5 \
- && if [ -n "$TORCH_INDEX_URL$RUNTIME_EXTRA" ]; then sed -i -E '/^(nvidia-|cuda-|triton)/d' runtime.txt; fi \
+ && if [ -n "$TORCH_INDEX_URL" ]; then sed -i -E '/^(nvidia-|cuda-|triton)/d' runtime.txt; fi \
  && if [ "$RUNTIME_PACKAGES" = all ]; then \
       /opt/glm5/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps \
-        ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} -r runtime.txt; fi
+        ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} -r runtime.txt ${RUNTIME_EXTRA:+-r "$RUNTIME_EXTRA.txt"}; fi
 COPY pyproject.toml README.md LICENSE /build/source/
 COPY operator /build/source/operator
 COPY runtime /build/source/runtime
+# A torch that doesn't fit (a CUDA build without its libraries, say) fails here and not in a pod.
 RUN /opt/glm5/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /build/source \
- && if [ -n "$RUNTIME_EXTRA" ]; then /opt/glm5/bin/pip install --no-cache-dir "/build/source[$RUNTIME_EXTRA]"; fi
+ && if [ "$RUNTIME_PACKAGES" = all ]; then TORCH_DEVICE_BACKEND_AUTOLOAD=0 /opt/glm5/bin/python -c "import torch, glm5_runtime.cli"; fi
 # The engine's command in pods. CANN's libraries are found through its environment scripts, which a login shell would source
 # and a container's command doesn't.
 RUN printf '%s\n' '#!/bin/bash' \

@@ -5,21 +5,25 @@ Prints what it does step by step, and at the end how to look around. Everything 
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from demo import site as places
 from demo import steps
+from demo.owned import Operator
 from demo.site import Site
-from demo.talk import generate, port_forward, stream_chat
+from demo.talk import AnswerError, generate, port_forward, stream_chat
 from tests.cluster import engine, images, workload
 from tests.cluster.build import Cluster, build
 from tests.cluster.errors import ClusterError
@@ -27,86 +31,121 @@ from tests.cluster.kind import KindCluster
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console()
+QUESTIONS = ("Who are you?", "什么是昇腾？")
 
 
 @app.command()
 def up() -> None:
     """Start the demo, or look at the running one."""
     begin = time.monotonic()
-    place = _current() if os.environ.get("CLUSTER") == "current" else _kind()
+    place = _current() if places.chosen() == "current" else _kind()
     with _step("install the operator with Helm"):
-        steps.install_operator(place)
+        operator = steps.install_operator(place)
+    if not operator.own:
+        console.print(f"  an operator works here already and is used as it is: {operator.deployment} in {operator.namespace}", markup=False)
     with _step("apply the pool and the service"):
         steps.apply_pool(place)
         steps.apply_service(place)
     with _step("wait for the service") as say:
         steps.wait_serving(place, say)
+    console.print(place.runtime, style="dim", markup=False, highlight=False)
     _ask(place)
-    _how_to_go_on(place, time.monotonic() - begin)
+    _how_to_go_on(place, operator, time.monotonic() - begin)
 
 
 @app.command()
 def down() -> None:
     """Take everything away again."""
-    if os.environ.get("CLUSTER") == "current":
-        with _step("remove service, pool, operator and namespaces"):
-            steps.remove(places.current_site())
-    else:
-        with _step("delete the kind cluster"):
-            KindCluster.remove(places.CLUSTER_NAME)
+    if places.chosen() == "current":
+        place = _current()
+        with _step("remove what the demo made: service, pool, operator, namespaces"):
+            left = steps.remove(place)
+        for what in left:
+            console.print(what, markup=False, highlight=False)
+        return
+    with _step("delete the kind cluster"):
+        stopped = KindCluster.remove(places.CLUSTER_NAME)
+    if not stopped:
+        console.print(engine.STILL_RUNS, markup=False, highlight=False)
 
 
 def _kind() -> Site:
     """The demo's own cluster, with images loaded."""
-    build(Cluster.KIND, console)
-    with _step("find or start a Docker engine"):
+    with engine.in_use():  # a build elsewhere that ends meanwhile must not stop our engine
+        build(Cluster.KIND, console)
         docker = engine.require()
-    with _step("build the images (the first time takes a while)"):
-        for target in images.TARGETS:
-            images.build(docker, target)
-    with _step("create a Kubernetes cluster with two nodes of fake Ascend cards") as say:
-        cluster = KindCluster.up(places.CLUSTER_NAME, workload.options(docker), say)
-    with _step("load the images onto the nodes"):
-        places.load_images(cluster)
+        with _step("build the images (the first time takes a while)"):
+            for target in images.TARGETS:
+                images.build(docker, target)
+        with _step("create a Kubernetes cluster with two nodes of fake Ascend cards") as say:
+            cluster = KindCluster.up(places.CLUSTER_NAME, workload.options(docker), say)
+        with _step("load the images onto the nodes"):
+            places.load_images(cluster)
     return places.kind_site(cluster)
 
 
 def _current() -> Site:
     place = places.current_site()
-    console.print(f"using the cluster of {place.kubeconfig}: {place.kubectl('config', 'current-context').strip()}")
+    console.print(f"the cluster of context {place.kubectl('config', 'current-context').strip()}", markup=False, highlight=False)
     return place
 
 
 def _ask(place: Site) -> None:
-    """Show the object, one streamed answer, one /generate answer."""
+    """Show the object, one streamed answer per question, one /generate answer; each must hold text."""
     console.rule("kubectl get glm5")
-    console.print(place.kubectl("get", "glm5", "-n", steps.NAMESPACE), highlight=False)
-    with port_forward(place.kubectl_path, place.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
-        for question in ("Who are you?", "什么是昇腾？"):
-            console.print(f"[bold]you[/bold]   {question}\n[bold]model[/bold] ", end="")
-            for piece in stream_chat(url, "tiny-glm5", question):
-                console.print(piece, end="", markup=False, highlight=False)
-            console.print()
-        console.rule("POST /generate")
-        console.print(generate(url, "Return a new ", 24), highlight=False)
+    console.print(place.kubectl("get", "glm5", "-n", steps.NAMESPACE), highlight=False, markup=False)
+    look = f"look at `kubectl logs -n {steps.NAMESPACE} deploy/{steps.SERVICE}-engine`"
+    try:
+        with port_forward(place.kubectl_path, place.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
+            for question in QUESTIONS:
+                console.print(f"[bold]you[/bold]   {question}\n[bold]model[/bold] ", end="")
+                if not _printed(stream_chat(url, "tiny-glm5", question)).strip():
+                    raise AnswerError(f"the service is Ready, but the stream for {question!r} ended without text: {look}")
+            console.rule("POST /generate")
+            reply = generate(url, "Return a new ", 24)
+            console.print(reply, highlight=False)
+            if not reply.get("text"):
+                raise AnswerError(f"the service is Ready, but /generate answered without text: {look}")
+    except httpx.HTTPStatusError as error:
+        answer = error.response
+        raise AnswerError(f"{answer.request.url.path} answered {answer.status_code} {answer.text.strip()[:500]}: {look}") from error
+    except httpx.HTTPError as error:
+        raise AnswerError(f"the service is Ready, but the request failed ({type(error).__name__}: {error}): {look}") from error
 
 
-def _how_to_go_on(place: Site, seconds: float) -> None:
+def _printed(pieces: Iterator[str]) -> str:
+    """Print an answer's pieces as they come, and return all of it."""
+    said = ""
+    for piece in pieces:
+        said += piece
+        console.print(piece, end="", markup=False, highlight=False)
+    console.print()
+    return said
+
+
+def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
     table = Table.grid(padding=(0, 2))
-    namespace, operator = f"-n {steps.NAMESPACE}", f"-n {steps.OPERATOR_NAMESPACE} deploy/{steps.RELEASE}-glm5-operator"
+    namespace = f"-n {steps.NAMESPACE}"
     for what, command in (
-        ("first", f"export KUBECONFIG={place.kubeconfig}"),
-        ("", f"export PATH={place.kubectl_path.parent}:{place.helm_path.parent}:$PATH"),
+        *(_access(place)),
         ("look around", "kubectl get glm5,npupool,pods -A"),
         ("understand", f"kubectl describe glm5 {steps.SERVICE} {namespace}"),
         ("talk", f"kubectl port-forward {namespace} svc/{steps.SERVICE}-api 8000"),
         ("metrics", "curl localhost:8000/metrics (the engine's, while that port-forward runs)"),
-        ("", f"kubectl port-forward {operator} 8080, then localhost:8080/metrics"),
+        ("", f"kubectl port-forward -n {operator.namespace} deploy/{operator.deployment} 8080, then localhost:8080/metrics"),
         ("break it", f"kubectl delete pod,deployment --all {namespace}, and watch it come back"),
-        ("stop", "make demo-down"),
+        ("stop", "make demo-down" if place.kind else "CLUSTER=current make demo-down"),
     ):
-        table.add_row(f"[bold]{what}[/bold]", command)
+        table.add_row(f"[bold]{what}[/bold]", escape(command))
     console.print(Panel(table, title=f"served after {seconds:.0f} s", expand=False))
+
+
+def _access(place: Site) -> Iterator[tuple[str, str]]:
+    """What a shell needs before it can look: the kubeconfig, and the programs unless it has them."""
+    if place.kubeconfig is not None:
+        yield "first", f"export KUBECONFIG={place.kubeconfig}"
+    if shutil.which("kubectl") != str(place.kubectl_path):
+        yield "" if place.kubeconfig else "first", f"export PATH={place.kubectl_path.parent}:{place.helm_path.parent}:$PATH"
 
 
 @contextmanager
@@ -115,7 +154,7 @@ def _step(name: str) -> Iterator[Callable[[str], None]]:
     begin = time.monotonic()
     with console.status(name) as status:
         try:
-            yield lambda now: status.update(f"{name} [dim]{now}[/dim]")
+            yield lambda now: status.update(f"{name} [dim]{escape(now)}[/dim]")
         except BaseException:
             console.print(f"[red]✗[/red] {name}")
             raise
@@ -127,7 +166,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except ClusterError as error:
-        console.print(f"[red]{error}[/red]", highlight=False, markup=True)
+        console.print(Text(str(error), style="red"))
         sys.exit(1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import images
-from tests.cluster.errors import UnavailableError
+from tests.cluster.errors import CommandFailedError, UnavailableError
 from tests.cluster.kind import KindCluster
 from tests.cluster.shell import run
 from tests.cluster.tools import tool
@@ -18,6 +18,7 @@ from tests.cluster.workload import SITE_PACKAGES_NODE_PATH
 
 CLUSTER_NAME = "glm5"
 POD_PACKAGES = "/opt/glm5/site-packages"
+PLACES = ("kind", "current")
 
 
 @dataclass(frozen=True)
@@ -25,38 +26,64 @@ class Site:
     """A cluster that the demo may use.
 
     Attributes:
-        kubeconfig: Its credentials.
-        kubectl: Program.
-        helm: Program.
+        kubeconfig: Its credentials; None: as kubectl and helm find them by themselves.
+        kubectl_path: Program.
+        helm_path: Program.
         values: Helm values that this place needs.
         pod_template: Goes into NPUPool.spec.podTemplate: what pods need here and nowhere else.
+        runtime: Which runtime image runs here and where it finds torch, in words.
         kind: The kind cluster, when it is one.
     """
 
-    kubeconfig: Path
+    kubeconfig: Path | None
     kubectl_path: Path
     helm_path: Path
     values: Mapping[str, str] = field(default_factory=dict)
     pod_template: Mapping[str, Any] | None = None
+    runtime: str = ""
     kind: KindCluster | None = None
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl here and return its output."""
-        return run(self.kubectl_path, "--kubeconfig", self.kubeconfig, *words, stdin=stdin)
+        return run(self.kubectl_path, *self._access, *words, stdin=stdin)
 
     def helm(self, *words: str) -> str:
         """Run helm here and return its output."""
-        return run(self.helm_path, "--kubeconfig", self.kubeconfig, *words)
+        return run(self.helm_path, *self._access, *words)
+
+    @property
+    def _access(self) -> tuple[str, ...]:
+        return ("--kubeconfig", str(self.kubeconfig)) if self.kubeconfig is not None else ()
+
+
+def chosen() -> str:
+    """Where the demo shall run: `kind` or `current`, by $CLUSTER.
+
+    Raises:
+        UnavailableError: It names neither.
+    """
+    place = os.environ.get("CLUSTER") or "kind"
+    if place not in PLACES:
+        raise UnavailableError(f"CLUSTER={place}: it is kind (a cluster of the demo's own, the default) or current (your kubeconfig's)")
+    return place
 
 
 def kind_site(cluster: KindCluster) -> Site:
     """The kind cluster as a place for the demo; images must have been loaded."""
     mounted = any(mount.node == SITE_PACKAGES_NODE_PATH for mount in cluster.options.mounts)
+    tag = images.tag("runtime", with_torch=not mounted)
     return Site(
         kubeconfig=cluster.kubeconfig,
         kubectl_path=tool("kubectl"),
         helm_path=tool("helm"),
+        values={"engines.native.image.tag": tag} if mounted else {},
         pod_template=mounted_packages() if mounted else None,
+        runtime=f"runtime image {tag}: "
+        + (
+            "no registry is reached here, so it holds no torch, and pods mount the Python packages read-only from the node (decision 0006)"
+            if mounted
+            else "torch and all Python packages are in it"
+        ),
         kind=cluster,
     )
 
@@ -65,24 +92,32 @@ def current_site() -> Site:
     """The cluster that kubectl would talk to now.
 
     Raises:
-        UnavailableError: A program or the kubeconfig is missing; the message says what to do.
+        UnavailableError: A program, a kubeconfig or its current context is missing; the message says what to do.
     """
-    kubeconfig = Path(os.environ.get("KUBECONFIG", "").split(os.pathsep)[0] or Path.home() / ".kube" / "config")
-    if not kubeconfig.exists():
-        raise UnavailableError(
-            f"CLUSTER=current: there is no kubeconfig at {kubeconfig}; set KUBECONFIG, or run `make demo` without CLUSTER"
-        )
+    files = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name] or [Path.home() / ".kube" / "config"]
+    named = os.pathsep.join(map(str, files))
+    if not any(file.exists() for file in files):
+        raise UnavailableError(f"CLUSTER=current: there is no kubeconfig at {named}; set KUBECONFIG, or run `make demo` without CLUSTER")
     programs = {}
     for name in ("kubectl", "helm"):
         found = shutil.which(name)
         programs[name] = Path(found) if found else tool(name)
     registry = os.environ.get("IMAGE_REGISTRY", "")
-    return Site(
-        kubeconfig=kubeconfig,
+    place = Site(
+        kubeconfig=None,  # KUBECONFIG may name several files, which kubectl merges
         kubectl_path=programs["kubectl"],
         helm_path=programs["helm"],
         values={"image.registry": registry, "engines.native.image.registry": registry} if registry else {},
+        runtime="images from " + (registry or "the nodes themselves (IMAGE_REGISTRY names a registry)"),
     )
+    try:
+        place.kubectl("config", "current-context")
+    except CommandFailedError as error:
+        raise UnavailableError(
+            f"CLUSTER=current: {named} has no current context; choose one with `kubectl config use-context NAME`, "
+            "or run `make demo` without CLUSTER"
+        ) from error
+    return place
 
 
 def mounted_packages() -> dict[str, Any]:

@@ -10,13 +10,14 @@ from typing import Any
 
 import yaml
 
+from demo import owned
+from demo.owned import DEPLOYMENT, OPERATOR_NAMESPACE, RELEASE, Operator
 from demo.site import Site
 from tests.cluster.errors import ClusterError, CommandFailedError
 
 ROOT = Path(__file__).parents[1]
-OPERATOR_NAMESPACE = "glm5-system"
 NAMESPACE = "glm5-demo"
-RELEASE = "glm5"
+POOL = "glm5-demo"
 SERVICE = "chat"
 MANIFESTS = ROOT / "manifests" / "demo"
 
@@ -25,23 +26,28 @@ class NotServingError(ClusterError):
     """The service did not become Ready in time; the message holds its conditions."""
 
 
-def install_operator(site: Site, **values: str) -> None:
-    """Install or upgrade the chart and wait until the operator is ready."""
+def install_operator(site: Site, **values: str) -> Operator:
+    """Install or upgrade the chart and wait until the operator is ready; where another one works already, that one is used as it is."""
+    other = owned.other_operator(site)
+    if other is not None:
+        return other
+    owned.namespace(site, OPERATOR_NAMESPACE)
     given = {**site.values, **values}
-    sets = [word for key, value in given.items() for word in ("--set-string", f"{key}={value}")]
+    words = [word for key, value in given.items() for word in ("--set-string", f"{key}={value}")]
+    if not all(owned.crds(site).values()):  # somebody else's CRDs: Helm would refuse to take them over
+        words += ["--set", "crds.install=false"]
     chart = str(ROOT / "charts" / "glm5-operator")
-    site.helm("upgrade", "--install", RELEASE, chart, "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", *sets)
+    site.helm("upgrade", "--install", RELEASE, chart, "--namespace", OPERATOR_NAMESPACE, "--wait", *words)
+    return Operator(OPERATOR_NAMESPACE, DEPLOYMENT)
 
 
 def apply_pool(site: Site) -> None:
     """Apply the demo's namespace and pool, with what this place needs in the pool's pod template."""
-    site.kubectl(
-        "apply", "--server-side", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    )
+    owned.namespace(site, NAMESPACE)
     pool = yaml.safe_load((MANIFESTS / "pool.yaml").read_text())
     if site.pod_template is not None:
         pool["spec"]["podTemplate"] = site.pod_template
-    site.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(pool))
+    owned.apply(site, pool)
 
 
 def apply_service(site: Site) -> None:
@@ -86,11 +92,27 @@ def _reasons(site: Site, deadline: float) -> Iterator[str]:
         time.sleep(0.5)
 
 
-def remove(site: Site) -> None:
-    """Take service, pool, operator and namespaces away again, in the order in which nothing gets stuck."""
-    site.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true")
-    if "npupools" in site.kubectl("api-resources", "--api-group=glm5.dev", "-o", "name"):
-        site.kubectl("delete", "npupool", "inference", "--ignore-not-found")
-    if RELEASE in site.helm("list", "--namespace", OPERATOR_NAMESPACE, "--short").split():
+def remove(site: Site) -> list[str]:
+    """Take away what the demo made, in the order in which nothing gets stuck; returns what it left, in words."""
+    owned.delete(site, "namespace", NAMESPACE)
+    if owned.crds(site):
+        owned.delete(site, "npupools", POOL)
+    if RELEASE in site.helm("list", "--all", "--namespace", OPERATOR_NAMESPACE, "--short").split():
         site.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait")
-    site.kubectl("delete", "namespace", OPERATOR_NAMESPACE, "--ignore-not-found", "--wait=true")
+    left = _remove_crds(site)
+    owned.delete(site, "namespace", OPERATOR_NAMESPACE)
+    return left
+
+
+def _remove_crds(site: Site) -> list[str]:
+    """Delete the CRDs that the demo brought, unless somebody uses them by now: with a CRD all its objects would go."""
+    own = [name for name, ours in owned.crds(site).items() if ours]
+    if not own:
+        return []
+    users = [line for name in own for line in site.kubectl("get", name, "-A", "-o", "name").split()]
+    other = owned.other_operator(site)
+    if users or other is not None:
+        why = ", ".join(users) or f"the operator in {other.namespace if other else ''}"
+        return [f"the CRDs {', '.join(own)} stay: {why} needs them"]
+    site.kubectl("delete", "customresourcedefinitions", *own, "--wait=true")
+    return []

@@ -12,21 +12,31 @@ from typing import Any
 
 import httpx
 
+from tests.cluster.errors import ClusterError
 
-class PortForwardError(Exception):
+
+class PortForwardError(ClusterError):
     """kubectl could not forward a port; the message holds what it said."""
 
 
+class AnswerError(ClusterError):
+    """The service is Ready, and still there was no answer."""
+
+
 @contextlib.contextmanager
-def port_forward(kubectl: Path, kubeconfig: Path, namespace: str, target: str, port: int = 8000) -> Iterator[str]:
+def port_forward(kubectl: Path, kubeconfig: Path | None, namespace: str, target: str, port: int = 8000) -> Iterator[str]:
     """Forward a free local port to `target` (`svc/NAME`, `pod/NAME`) and yield the base URL."""
-    argv = [str(kubectl), "--kubeconfig", str(kubeconfig), "-n", namespace, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
+    access = ["--kubeconfig", str(kubeconfig)] if kubeconfig is not None else []
+    argv = [str(kubectl), *access, "-n", namespace, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
             if not line.startswith("Forwarding from "):
-                raise PortForwardError(f"kubectl port-forward {target}: {line}{process.stdout.read()}")
+                raise PortForwardError(
+                    f"kubectl port-forward {target}: {line}{process.stdout.read()}\nRun the same command again; if it goes on, "
+                    f"`kubectl get pods -n {namespace}` says whether the pod behind it still runs"
+                )
             # kubectl prints a line per connection; unread, the pipe would fill up and stop it
             threading.Thread(target=process.stdout.read, daemon=True).start()
             yield "http://" + line.split()[2]
@@ -46,7 +56,10 @@ def stream_chat(url: str, model: str, question: str, fields: Mapping[str, Any] |
             data = line.removeprefix("data: ")
             if not data or data == "[DONE]":
                 continue
-            for choice in json.loads(data)["choices"]:
+            event = json.loads(data)
+            if "choices" not in event:
+                raise AnswerError(f"the stream broke off with {data}")
+            for choice in event["choices"]:
                 piece = choice["delta"].get("content")
                 if piece:
                     yield piece

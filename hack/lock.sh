@@ -10,3 +10,5 @@ compile --extra operator --extra runtime --extra dev --upgrade -o requirements/d
 for extra in operator runtime; do
   compile --extra "$extra" -c requirements/dev.txt -o "requirements/$extra.txt"
 done
+# Only the package itself: torch is pinned above, and its other needs (pyyaml, setuptools) are the runtime's too.
+compile --extra npu --no-deps -o requirements/npu.txt

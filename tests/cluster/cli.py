@@ -43,7 +43,7 @@ def build(only: Annotated[Cluster | None, typer.Option(help="Only what this kind
     """Make binaries and images that are missing in the cache."""
     with engine.in_use():
         seconds = build_everything(only, console)
-    engine.stop_own()
+    _stop_engine()
     console.print(f"nothing left to build; {len(seconds)} steps took {sum(seconds.values()):.0f} s together")
 
 
@@ -56,28 +56,43 @@ def tool_path(name: Annotated[str, typer.Argument(help=" | ".join(TOOLS))]) -> N
 
 
 @app.command("images")
-def build_images(only_names: Annotated[bool, typer.Option("--print", help="Print the names and build nothing.")] = False) -> None:
-    """Build the operator's and the runtime's image with the engine that is there, and print their names."""
-    if not only_names:
-        begin = time.monotonic()
-        with engine.in_use():
+def build_images() -> None:
+    """Build the operator's and the runtime's image with the engine that is there, and print their names.
+
+    The variables TORCH_INDEX_URL, RUNTIME_EXTRA, OPERATOR_BASE, RUNTIME_BASE and PLATFORM go into the build.
+    """
+    begin = time.monotonic()
+    names: list[str] = []
+    with engine.in_use():
+        with console.status("find or start a Docker engine"):
             docker = engine.require()
-            for target in images.TARGETS:
-                with console.status(f"image {target}"):
-                    images.build(docker, target)
-                console.print(f"[green]✓[/green] {images.reference(target)} [dim]{time.monotonic() - begin:.1f} s[/dim]")
-        engine.stop_own()
-    for target in images.TARGETS:
-        print(images.reference(target))
+        for target in images.TARGETS:
+            with console.status(f"image {target}"):
+                names.append(images.build(docker, target))
+            console.print(f"[green]✓[/green] {names[-1]} [dim]{time.monotonic() - begin:.1f} s[/dim]")
+        if docker.own:  # it stops now, and nobody else knows where its images are
+            for name in names:
+                console.print(f"for `docker load -i` or `ctr images import`: {images.save(docker, name)}", highlight=False)
+    if images.reference("runtime") not in names:
+        console.print(
+            f"[yellow]{images.reference('runtime', with_torch=False)} holds no torch: it is for tests only[/yellow], "
+            "because no registry was reached and no RUNTIME_BASE was named"
+        )
+    _stop_engine()
+    for name in names:
+        print(name)
 
 
 @app.command("site-packages")
-def runtime_packages(
-    torch_index: Annotated[str | None, typer.Option(help="Index with CPU builds of torch, a tenth of the size.")] = None,
-) -> None:
-    """Install the runtime's packages into a folder for Debian's Python 3.11 and print its path."""
+def runtime_packages() -> None:
+    """Install the runtime's packages into a folder for Debian's Python 3.11 and print its path; $TORCH_INDEX_URL names torch's index."""
     with console.status("Python packages of the runtime"):
-        print(site_packages(torch_index))
+        print(site_packages())
+
+
+def _stop_engine() -> None:
+    if not engine.stop_own():
+        console.print(engine.STILL_RUNS, highlight=False)
 
 
 @api.command("up")
@@ -155,8 +170,10 @@ def kind_up(
 @kind.command("down")
 def kind_down(name: KindName = "glm5") -> None:
     """Delete it, and stop the Docker engine when this tool started it and nothing else uses it."""
-    KindCluster.remove(name)
+    stopped = KindCluster.remove(name)
     console.print(f"kind cluster {name} is gone")
+    if not stopped:
+        console.print(engine.STILL_RUNS, highlight=False)
 
 
 @kind.command("status")

@@ -21,6 +21,10 @@ from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
 
 _NAME = "dockerd"
+STILL_RUNS = (
+    "the Docker engine that was started here still runs: another cluster or process of this tool uses it "
+    "(`python -m tests.cluster kind status` lists clusters); the last one to go stops it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,11 @@ def require() -> Engine:
     Raises:
         UnavailableError: None answers and this is not root on Debian.
     """
-    return find() or _start_own()
+    found = find()
+    if found is None:
+        _install()
+        found = find()  # a package's start script may have started one
+    return found or _start_own()
 
 
 @contextmanager
@@ -86,12 +94,17 @@ def in_use() -> Iterator[None]:
         yield
 
 
-def revive() -> Engine | None:
-    """Our own engine, started again if it died with containers; None when it was stopped properly or never ran.
+def every() -> list[Engine]:
+    """All engines that may hold a cluster of ours: the environment's, and our own, started again if it died or the machine did."""
+    return [*([Engine()] if Engine().answers() else []), *([_start_own()] if left_behind() else [])]
 
-    A killed dockerd leaves containerd and containers running; only a new one on the same folders can end them.
+
+def left_behind() -> bool:
+    """Whether our own engine runs, was killed, or kept containers through a restart of the machine, which empties /run.
+
+    Containers that lost their engine can only be ended by a new one on the same folders.
     """
-    return _start_own() if exec_root().exists() else None
+    return exec_root().exists() or any((_data_root() / "containers").glob("*"))
 
 
 def stop_own() -> bool:
@@ -100,7 +113,7 @@ def stop_own() -> bool:
     Its images stay in the cache. Nothing happens when the engine is not ours.
     """
     with contextlib.suppress(BlockingIOError), cache.locked("docker-use", wait=False), cache.locked(_NAME):
-        if not exec_root().exists():
+        if not left_behind():
             return True
         if _start().docker("ps", "--all", "--quiet").strip():
             return False
@@ -144,16 +157,17 @@ def _socket() -> Path:
     return exec_root() / "docker.sock"
 
 
-def _start_own() -> Engine:
+def _install() -> None:
     if os.geteuid() != 0:
         raise UnavailableError(
             "no Docker engine answers and this is not root, so none can be started: start Docker (or set DOCKER_HOST), "
             "or run this as root on Debian 12, or use a cluster of your own with CLUSTER=current"
         )
     debian.install_missing(["dockerd", "docker", "containerd", "runc"])
-    engine = find()  # a package's start script may have started one
-    if engine is not None:
-        return engine
+
+
+def _start_own() -> Engine:
+    _install()
     with cache.locked(_NAME):
         return _start()
 

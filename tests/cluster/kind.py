@@ -4,6 +4,7 @@ Used by plugin.py, the CLI and the demo. With a Docker engine that can pull kind
 engine (engine.py) and the node image (nodeimage.py) are our own. `down` leaves no process, mount, interface or container.
 """
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -63,17 +64,19 @@ class KindCluster:
 
         Args:
             name: kind's cluster name.
-            options: How to make it. A running cluster that was made with others is deleted and made anew.
+            options: How to make it.
             say: Told each step as it begins.
 
         Raises:
             UnavailableError: There is no engine and none can be started here.
+            DifferentClusterError: One of that name runs and was made otherwise; it is left as it is.
             ClusterError: A step failed; the message holds the end of its output.
         """
         wanted = options or KindOptions()
         with cache.locked(f"kind-{name}"), engine.in_use():
             found = KindCluster.find(name)
-            if found is not None and found.options == wanted and found.alive:
+            if found is not None and found.alive:
+                require_same(found, wanted)
                 return found
             say("find or start a Docker engine")
             docker = engine.require()
@@ -83,6 +86,7 @@ class KindCluster:
                 cluster._delete()
             say("find the node image")
             image = node_image(docker)
+            _note_network(docker)
             cluster._create(image, say)
             return cluster
 
@@ -143,16 +147,19 @@ class KindCluster:
         KindCluster.remove(self.name)
 
     @staticmethod
-    def remove(name: str = "glm5") -> None:
-        """Delete what there is of a cluster, whole or half; stop the engine when it is ours and nothing else uses it."""
+    def remove(name: str = "glm5") -> bool:
+        """Delete what there is of a cluster, whole or half; stop the engine when it is ours and nothing else uses it.
+
+        Returns:
+            Whether no engine of ours runs any more; False while another cluster or process uses it.
+        """
         with cache.locked(f"kind-{name}"), engine.in_use():
-            docker = engine.find() or engine.revive()
-            if docker is not None:
+            for docker in engine.every():
                 KindCluster(name, docker)._delete()
-                if docker.own and not _clusters(docker) and docker.docker("network", "ls", "--quiet", "--filter", "name=^kind$").strip():
-                    docker.docker("network", "rm", "kind")
+                if not _clusters(docker):
+                    _remove_network(docker)
             cache.remove(_folder(name))
-        engine.stop_own()
+        return engine.stop_own()
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +197,7 @@ class KindCluster:
         say("wait for system pods and cards")
         wait_for("all system pods to be Ready", self._system_ready, timeout=180, every=0.5)
         wait_for("the cards to be allocatable", self._cards_ready, timeout=60, every=0.5)
-        (folder / "state.json").write_text(json.dumps(asdict(self.options)))  # last: a cluster without it is a half one
+        write_state(self, image)  # last: a cluster without it is a half one
 
     def _config(self) -> dict[str, Any]:
         config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
@@ -239,11 +246,17 @@ def needs_own_node_image(docker: Engine) -> bool:
 
 def can_pull(docker: Engine, reference: str) -> bool:
     """Whether that image's registry can be reached and has it."""
+    return no_pull(docker, reference) is None
+
+
+@functools.cache
+def no_pull(docker: Engine, reference: str) -> str | None:
+    """Why that image can't be pulled, in the registry's or the network's words; None when it can. Asked once a process."""
     try:
         docker.docker("manifest", "inspect", reference, timeout=20)
-    except CommandFailedError:
-        return False
-    return True
+    except CommandFailedError as error:
+        return " ".join(error.output.split())[-300:] or f"docker manifest inspect ended with {error.code}"
+    return None
 
 
 def plugin_image() -> Path:
@@ -256,6 +269,60 @@ def plugin_image() -> Path:
         write_image(draft / "image.tar", reference, files, ("/ascend-fake",))
 
     return cache.artefact("ascend-fake-image", tool_key("ascend-fake"), build) / "image.tar"
+
+
+class DifferentClusterError(ClusterError):
+    """A cluster of that name runs and was made with other options or from other parts."""
+
+
+def write_state(cluster: KindCluster, image: str) -> None:
+    """Write down with which options and from which parts a cluster was made."""
+    state = {**asdict(cluster.options), "made_from": {**_sources(), "node image": image}}
+    (_folder(cluster.name) / "state.json").write_text(json.dumps(state))
+
+
+def require_same(found: KindCluster, wanted: KindOptions) -> None:
+    """Raise DifferentClusterError unless the running cluster is what would be made now."""
+    made = json.loads((_folder(found.name) / "state.json").read_text()).get("made_from", {})
+    differing = [part for part, key in _sources().items() if made.get(part) != key]
+    if made.get("node image") not in (nodeimage.reference(), KINDEST_NODE):
+        differing.append("node image")
+    if found.options.mounts != wanted.mounts:
+        differing.append("mounts")
+    if found.options.products != wanted.products:
+        differing.append("products")
+    if differing:
+        stop = "make demo-down" if found.name == "glm5" else f"python -m tests.cluster kind down --name {found.name}"
+        raise DifferentClusterError(
+            f"kind cluster {found.name} runs, but was made with other {', other '.join(differing)} than this clone's: "
+            f"delete it first with `{stop}`"
+        )
+
+
+def _sources() -> dict[str, str]:
+    """What of this clone goes into every cluster, by content."""
+    return {CONFIG.name: cache.content_key(CONFIG), "device plugin": cache.content_key(tool_key("ascend-fake"), _PLUGIN)}
+
+
+def _network_note(docker: Engine) -> Path:
+    return cache.runs() / f"network-{cache.content_key(*(f'{docker.socket}', docker.docker('info', '--format', '{{.ID}}')))}"
+
+
+def _has_network(docker: Engine) -> bool:
+    return bool(docker.docker("network", "ls", "--quiet", "--filter", "name=^kind$").strip())
+
+
+def _note_network(docker: Engine) -> None:
+    """Remember that kind will make its network there, so that it goes with the last cluster; one that was there stays."""
+    if not _has_network(docker):
+        _network_note(docker).touch()
+
+
+def _remove_network(docker: Engine) -> None:
+    note = _network_note(docker)
+    if (docker.own or note.exists()) and _has_network(docker):
+        docker.docker("network", "rm", "kind")
+    note.unlink(missing_ok=True)
 
 
 def names() -> list[str]:

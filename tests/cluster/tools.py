@@ -6,6 +6,7 @@ artefact of its own, so a change to the fake device plugin doesn't build Kuberne
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ NODE_TOOLS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubeadm", "kubectl"),
     *("crictl", "coredns", "pause", "podroutes", "runc-clamp"),
 )
-KIND_TOOLS = ("kind", "kubectl", "helm", "ascend-fake")
+KIND_TOOLS = ("kind", "kubectl", "ascend-fake", "helm")  # helm last: nothing waits for it until the cluster is up
 
 
 def tool(name: str) -> Path:
@@ -94,7 +95,6 @@ def module_dir(module: str, path: str) -> Path:
 
 # cgo would make dynamic programs, and the images that hold them are empty otherwise.
 _ENV = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}
-_GO_IMAGE = "golang:1.26"
 
 
 def _build(name: str, spec: GoTool, folder: Path) -> None:
@@ -117,16 +117,22 @@ def _build_in_container(name: str, spec: GoTool, words: list[str], folder: Path,
         *("docker", "run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}"),
         *(word for item in env.items() for word in ("--env", "=".join(item))),
         *("--volume", f"{SOURCES}:/src:ro", "--volume", f"{home}:/go-home", "--volume", f"{folder}:/out"),
-        *("--workdir", f"/src/{spec.module}", _GO_IMAGE, "go", *words, "-o", f"/out/{name}", spec.package),
+        *("--workdir", f"/src/{spec.module}", f"golang:{go_minimum()}", "go", *words, "-o", f"/out/{name}", spec.package),
         log=log,
     )
+
+
+def go_minimum() -> str:
+    """The oldest Go that builds all programs, such as 1.26: what their go.mod files ask for."""
+    asked = [re.findall(r"^go (\d+)\.(\d+)", file.read_text(), re.MULTILINE)[0] for file in SOURCES.glob("*/go.mod")]
+    return ".".join(max(asked, key=lambda version: tuple(map(int, version))))
 
 
 def _require_go() -> str:
     go = shutil.which("go")
     if go is None:
         raise UnavailableError(
-            "the test clusters' programs are built with Go ≥ 1.25, and neither Go nor a Docker engine that could run it is here: "
-            "install Go from https://go.dev/dl"
+            f"the test clusters' programs are built with Go ≥ {go_minimum()}, and neither Go nor a Docker engine that could run it "
+            "is here: install Go from https://go.dev/dl and put its bin folder on PATH"
         )
     return go

@@ -44,6 +44,6 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
     site = item.funcargs.get("place")
     if report.failed and isinstance(site, Site):
         with contextlib.suppress(CommandFailedError):
-            said = site.kubectl("logs", "-n", steps.OPERATOR_NAMESPACE, "deploy/glm5-glm5-operator", "--tail=200")
+            said = site.kubectl("logs", "-n", steps.OPERATOR_NAMESPACE, f"deploy/{steps.DEPLOYMENT}", "--tail=200")
             report.sections.append(("the operator's log", said))
     return report

@@ -25,10 +25,10 @@ def marks(place: Site) -> list[tuple[str | None, list[str]]]:
 
 
 def test_uninstall_releases_the_nodes_of_a_pool_that_taints_all_of_them(place: Site) -> None:
-    place.kubectl("patch", "npupool", "inference", "--type=merge", "-p", '{"spec": {"taint": true}}')
-    wait_for("the taint", lambda: marks(place) == [("inference", ["inference"])] * 2, timeout=60)
+    place.kubectl("patch", "npupool", steps.POOL, "--type=merge", "-p", '{"spec": {"taint": true}}')
+    wait_for("the taint", lambda: marks(place) == [(steps.POOL, ["inference"])] * 2, timeout=60)
 
     place.helm("uninstall", steps.RELEASE, "--namespace", steps.OPERATOR_NAMESPACE, "--wait")
 
     assert marks(place) == [(None, [])] * 2
-    assert place.kubectl("get", "npupools", "-o", "name").split() == ["npupool.glm5.dev/inference"], "the pool is the user's and stays"
+    assert place.kubectl("get", "npupools", "-o", "name").split() == [f"npupool.glm5.dev/{steps.POOL}"], "the pool is the user's and stays"
