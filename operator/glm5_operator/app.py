@@ -63,7 +63,10 @@ class Operator:
         self.events = Events(client, metrics)
         self.applier = Applier(client, self.cache, metrics)
         queue = settings.queue
-        self.queue = WorkQueue(Backoff(queue.backoff_base, queue.backoff_max, queue.budget), random.Random())  # noqa: S311 - jitter, no secret
+        self.queue = WorkQueue(
+            Backoff(queue.backoff_base, queue.backoff_max, queue.budget, queue.recheck),
+            random.Random(),  # noqa: S311 - jitter, no secret
+        )
         self.health = Health(settings.watch.dead_after, queue.timeout, time.monotonic())
         self.relist = Relist(
             client,

@@ -46,7 +46,7 @@ class Metrics:
         )
         self.queue_running = Gauge("glm5_operator_queue_running", "Keys that a worker has.", registry=self.registry)
         self.given_up = Counter(
-            "glm5_operator_given_up_total", "Objects that used up their budget of failures.", ["kind"], registry=self.registry
+            "glm5_operator_given_up_total", "How often an object used up its budget of failures.", ["kind"], registry=self.registry
         )
         self.api_requests = Counter(
             "glm5_operator_api_requests_total",

@@ -66,10 +66,26 @@ class Queue:
     )
     budget: int = _setting(
         12,
-        "Failures in a row after which an object is Stalled until it or one of its inputs changes.",
-        "With the delays above about seven minutes: longer than an API server restart, shorter than a night.",
+        "Failures in a row after which an object is Stalled and tried again only each `recheck`, or when an event comes.",
+        "With the delays above three to five minutes: longer than an API server restart, and short enough to be told soon.",
         low=1,
         high=1000,
+    )
+    recheck: float = _setting(
+        60.0,
+        "About how often an object is looked at again whose writes are refused.",
+        "A lifted quota or policy sends no event; it is noticed within about a minute.",
+        unit="s",
+        low=1,
+        high=3600,
+    )
+    resync: float = _setting(
+        600.0,
+        "How long an object is left alone when no event comes.",
+        "Watches carry news; this only repairs what they missed, without a request where nothing did.",
+        unit="s",
+        low=1,
+        high=86400,
     )
     timeout: float = _setting(60.0, "Longest time for one reconcile.", "No reconcile holds a worker for ever.", unit="s", low=1, high=3600)
 

@@ -5,6 +5,7 @@ Built by `app` through `build`, called by the queue's workers. Effects only thro
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from glm5_operator.api import names
@@ -37,8 +38,9 @@ def build(parts: Parts) -> Controllers:
         return [item async for page, _ in parts.client.pages(kinds.DAEMON_SET) for item in page]
 
     facts = Facts(parts.cache, site(parts.settings))
-    services = ServiceController(parts.cache, parts.applier, parts.events, facts)
-    pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets)
+    resync, recheck = timedelta(seconds=parts.settings.queue.resync), timedelta(seconds=parts.settings.queue.recheck)
+    services = ServiceController(parts.cache, parts.applier, parts.events, facts, resync, recheck)
+    pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck)
     by_kind: dict[str, ServiceController | PoolController] = {names.SERVICE_KIND: services, names.POOL_KIND: pools}
 
     async def give_up(key: Key, reason: str, now: datetime) -> None:

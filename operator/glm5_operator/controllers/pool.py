@@ -18,8 +18,8 @@ from glm5_operator.controllers.taints import intolerant, with_taint
 from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.pool import NodeChange, PoolPlan, members, plan_pool, plan_release
-from glm5_operator.status.conditions import gave_up
-from glm5_operator.status.pool import pool_status
+from glm5_operator.status.conditions import gave_up, is_stalled
+from glm5_operator.status.pool import NODE_WRITE_FAILED, pool_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -53,10 +53,13 @@ class PoolController:
         return self._outcome(plan, [*failures, *([refused] if refused else [])])
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
-        """Say in the status that the budget of failures is used up."""
+        """Say in the status, and by an Event, that the budget of failures is used up."""
         pool = self.cache.get(key.kind, key.namespace, key.name)
-        if pool is not None:
-            await self.applier.write_status(pool, gave_up(pool, reason, now))
+        if pool is None or is_stalled(pool):
+            return
+        status = gave_up(pool, reason, now)
+        await self.applier.write_status(pool, status)
+        announce(self.events, pool, status)
 
     def _observe(self, key: Key) -> Resource | None:
         pool = self.cache.get(key.kind, key.namespace, key.name)
@@ -95,7 +98,8 @@ class PoolController:
 
     def _outcome(self, plan: PoolPlan, failures: list[ApiFailure]) -> Outcome:
         if failures:
-            return Outcome.retry(failures[0].reason, failures[0].retry_after)
+            reason = NODE_WRITE_FAILED if any(item.target.kind == kinds.NODE.name for item in failures) else failures[0].reason
+            return Outcome.retry(reason, failures[0].retry_after)  # as the status names it
         if plan.stalled:
             return Outcome.stalled(plan.stalled.reason, self.resync)
         return Outcome.again(self.recheck if plan.warnings else self.resync)

@@ -17,7 +17,7 @@ from glm5_operator.controllers.steady import keep_strategy
 from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.service import ServicePlan, plan_service
-from glm5_operator.status.conditions import gave_up
+from glm5_operator.status.conditions import gave_up, is_stalled
 from glm5_operator.status.pods import is_true
 from glm5_operator.status.service import Observed, Report, WriteFault, service_status
 
@@ -46,7 +46,7 @@ class ServiceController:
     events: Events
     facts: Facts
     resync: timedelta = timedelta(minutes=10)  # long: watches carry news, this only repairs what they missed
-    recheck: timedelta = timedelta(minutes=1)  # after a refused write: what stands in the way isn't ours and so isn't watched
+    recheck: timedelta = timedelta(minutes=1)  # after a refused write: what stands in the way sends us no event when it goes
 
     async def reconcile(self, key: Key, now: datetime) -> Outcome:
         """Bring the children of `key` to their planned state and write its status once."""
@@ -61,10 +61,13 @@ class ServiceController:
         return self._outcome(report, applied, failure, now)
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
-        """Say in the status that the budget of failures is used up."""
+        """Say in the status, and by an Event, that the budget of failures is used up."""
         service = self.cache.get(key.kind, key.namespace, key.name)
-        if service is not None:
-            await self.applier.write_status(service, gave_up(service, reason, now))
+        if service is None or is_stalled(service):
+            return
+        status = gave_up(service, reason, now)
+        await self.applier.write_status(service, status)
+        announce(self.events, service, status)
 
     def _observe(self, key: Key) -> _Seen | None:
         service = self.cache.get(key.kind, key.namespace, key.name)
@@ -100,7 +103,7 @@ class ServiceController:
         failures = [*applied.errors, *([failure] if failure else [])]
         if transient := [item for item in failures if item.retryable]:
             waits = [item.retry_after for item in transient if item.retry_after]
-            return Outcome.retry(transient[0].reason, max(waits) if waits else None)
+            return Outcome.retry(min(item.reason for item in transient), max(waits) if waits else None)  # as the status names it
         if failures:
             return Outcome.stalled(failures[0].reason, self.recheck)
         if report.stalled:

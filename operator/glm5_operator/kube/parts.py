@@ -35,7 +35,8 @@ class Parts:
 class Controllers:
     """Who reconciles which kind (by its name, e.g. `GLM5Service`), and who is told when an object's budget of failures is used up.
 
-    `give_up(key, reason, now)` should say so in the object's status (Stalled); the queue leaves the object alone until an event.
+    `give_up(key, reason, now)` should say so in the object's status (Stalled), and do nothing where it says so already; the queue looks
+    at the object again at once when an event comes, and about once a minute without one.
     """
 
     reconcilers: Mapping[str, Reconciler]

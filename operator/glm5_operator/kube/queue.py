@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from glm5_operator.kube.types import Key, Outcome, OutcomeKind
@@ -29,15 +30,32 @@ class Random(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays after failures: `base`, doubled with each, at most `longest`, each shortened by up to half so that a crowd spreads out."""
+    """Delays after failures: `base`, doubled with each, at most `longest`, each shortened by up to half so that a crowd spreads out.
+
+    When `budget` failures in a row are used up, it goes on at about `recheck`: what was in the way (a quota, a policy, a webhook)
+    isn't ours and sends no event when it goes.
+    """
 
     base: float
     longest: float
     budget: int
+    recheck: float = 60.0
 
     def delay(self, failures: int, rng: Random) -> float:
         """Seconds to wait after so many failures in a row."""
         return min(self.longest, self.base * 2.0 ** min(failures - 1, 30)) * (0.5 + 0.5 * rng.random())
+
+    def slow_delay(self, rng: Random) -> float:
+        """Seconds to wait when the budget is used up."""
+        return self.recheck * (0.8 + 0.4 * rng.random())
+
+
+class Budget(StrEnum):
+    """How a key stands with its budget of failures after a run."""
+
+    LEFT = "left"
+    USED_UP = "used up"  # by this very run
+    BEYOND = "beyond"  # was used up before, and this slow recheck failed too
 
 
 class WorkQueue:
@@ -55,11 +73,13 @@ class WorkQueue:
         self._order = itertools.count()
 
     def add(self, key: Key, now: float, delay: float = 0.0) -> None:
-        """Have the key looked at `delay` from now, or sooner if that is planned already."""
+        """Have the key looked at `delay` from now, or sooner if that is planned already. News start a fresh budget."""
         time = now + delay
         if key in self._running:
             self._again[key] = min(time, self._again.get(key, time))
-        elif key not in self._due:
+            return
+        self._refill(key)
+        if key not in self._due:
             self._plan(key, time, now)
 
     def take(self, now: float) -> tuple[Key, float] | None:
@@ -71,26 +91,27 @@ class WorkQueue:
         self._running[key] = now
         return key, now - since
 
-    def finish(self, key: Key, outcome: Outcome, now: float) -> bool:
-        """Give the key back. True when its budget of failures is used up: then only an event brings it back."""
+    def finish(self, key: Key, outcome: Outcome, now: float) -> Budget:
+        """Give the key back, and say how it stands with its budget of failures."""
         del self._running[key]
-        given_up = False
+        budget = Budget.LEFT
         time: float | None = None if outcome.after is None else now + outcome.after.total_seconds()
         if outcome.kind is OutcomeKind.RETRY:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-            given_up = failures >= self._backoff.budget
-            if given_up:
-                del self._failures[key]  # an event starts a fresh budget
-                time = None
+            if failures >= self._backoff.budget:
+                budget = Budget.USED_UP if failures == self._backoff.budget else Budget.BEYOND
+                time = max(time or now, now + self._backoff.slow_delay(self._rng))
             elif time is None:
                 time = now + self._backoff.delay(failures, self._rng)
         else:
             self._failures.pop(key, None)
         added = self._again.pop(key, None)
+        if added is not None:
+            self._refill(key)
         times = [moment for moment in (time, added) if moment is not None]
         if times:
             self._plan(key, min(times), now)
-        return given_up
+        return budget
 
     def next_time(self, now: float) -> float | None:
         """When `take` will next have something: now or earlier if a key is due, None if nothing is planned."""
@@ -110,6 +131,11 @@ class WorkQueue:
     def longest_running(self, now: float) -> float:
         """How long the slowest worker has had its key."""
         return now - min(self._running.values()) if self._running else 0.0
+
+    def _refill(self, key: Key) -> None:
+        """A fresh budget for a key that used its own up; one that still has some keeps counting, or busy objects would never run out."""
+        if self._failures.get(key, 0) >= self._backoff.budget:
+            del self._failures[key]
 
     def _plan(self, key: Key, time: float, now: float) -> None:
         if key in self._waiting and self._waiting[key] <= time:

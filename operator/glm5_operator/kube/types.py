@@ -43,7 +43,7 @@ class OutcomeKind(StrEnum):
 
     DONE = "done"  # nothing until the next event
     AGAIN = "again"  # in order so far; look again after a known time
-    RETRY = "retry"  # something failed that may heal by itself: back off, and count it
+    RETRY = "retry"  # something failed that may heal by itself: back off, and count it; when the budget is used up, more slowly
     STALLED = "stalled"  # cannot work until the spec or an input changes; only an event (or `after`) brings it back
 
 

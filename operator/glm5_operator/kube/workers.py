@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from glm5_operator.kube import errors
+from glm5_operator.kube.queue import Budget, WorkQueue
 from glm5_operator.kube.types import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from glm5_operator.kube.queue import WorkQueue
     from glm5_operator.kube.types import Key, Reconciler
     from glm5_operator.metrics import Metrics
 
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 class Workers:
     """Takes keys from the queue and gives each to its kind's reconciler.
 
-    `give_up` is told once when an object has used up its budget of failures, to say so in its status.
+    `give_up` is told when an object has used up its budget of failures, to say so in its status, and again with each slow recheck that
+    fails: the first telling may have failed too. Log and metric are told once.
     """
 
     def __init__(
@@ -93,9 +94,11 @@ class Workers:
         started = time.monotonic()
         outcome, result = await self._reconcile(key)
         self._metrics.reconciles.labels(key.kind, result).observe(time.monotonic() - started)
-        if self._queue.finish(key, outcome, time.monotonic()):
-            log.error("%s: gave up until it or one of its inputs changes: %s", key, outcome.reason)
+        budget = self._queue.finish(key, outcome, time.monotonic())
+        if budget is Budget.USED_UP:
+            log.error("%s: failed too often in a row, tried again only now and then: %s", key, outcome.reason)
             self._metrics.given_up.labels(key.kind).inc()
+        if budget is not Budget.LEFT:
             await self._tell(key, outcome.reason)
 
     async def _reconcile(self, key: Key) -> tuple[Outcome, str]:
@@ -105,7 +108,7 @@ class Workers:
                 outcome = await self._reconcilers[key.kind].reconcile(key, datetime.now(UTC))
         except errors.KubeError as error:
             log.warning("%s: %s", key, error)
-            return Outcome.retry(error.reason, error.retry_after), "error"
+            return Outcome.retry(f"{error.reason}: {error}", error.retry_after), "error"
         except TimeoutError:
             log.warning("%s: a reconcile took longer than %g s and was ended", key, self._timeout)
             return Outcome.retry("Timeout"), "error"

@@ -75,14 +75,34 @@ def stuck(reason: str, message: str) -> tuple[Condition, ...]:
     )
 
 
+def is_stalled(resource: Mapping[str, Any], reason: str = "") -> bool:
+    """The object's status says Stalled; with `reason`, for that reason."""
+    conditions = (resource.get("status") or {}).get("conditions") or ()
+    stalled: Mapping[str, Any] = next((item for item in conditions if item.get("type") == STALLED), {})
+    return stalled.get("status") == Truth.TRUE and reason in {"", stalled.get("reason")}
+
+
+def failing(resource: Mapping[str, Any], reason: str, message: str) -> tuple[Condition, ...]:
+    """What may heal by itself is on its way, until `gave_up` has called it stalled: then it stays so until it is over or another."""
+    return stuck(reason, message) if is_stalled(resource, reason) else on_its_way(reason, message)
+
+
 def gave_up(resource: Mapping[str, Any], reason: str, now: datetime) -> dict[str, Any]:
-    """The object's status as it is, with the news that the operator stopped trying until something changes."""
+    """The object's status as it is, but Stalled: it failed too often in a row and is tried again only now and then.
+
+    What the status names as the reason already, with the server's own words, is kept; a pass that ended early could not tell any.
+    """
     previous = resource.get("status") or {}
-    message = f"stopped trying after many failures, the last being {reason}; it is tried again when the object or what it refers to changes"
-    verdict = stuck("GaveUp", message)
-    told = {condition.type for condition in verdict}
     old = previous.get("conditions") or ()
-    conditions = dated(verdict, old, resource["metadata"]["generation"], now) + [dict(item) for item in old if item.get("type") not in told]
+    told: Mapping[str, Any] = next((item for item in old if item.get("type") == READY), {})
+    if told.get("reason") == reason:
+        verdict = stuck(reason, str(told.get("message") or ""))
+    else:
+        verdict = stuck("GaveUp", f"too many failures in a row, tried again only now and then; the last: {reason}")
+    types = {condition.type for condition in verdict}
+    conditions = dated(verdict, old, resource["metadata"]["generation"], now) + [
+        dict(item) for item in old if item.get("type") not in types
+    ]
     return {**previous, "conditions": conditions}
 
 

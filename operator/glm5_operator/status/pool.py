@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from glm5_operator.plan.pool import PoolPlan
 
 CONFLICT = "Conflict"
+NODE_WRITE_FAILED = "NodeWriteFailed"
 MOST_CONFLICTS = 1024
 """As many as the CRD's list takes."""
 
@@ -32,7 +33,7 @@ class PoolReport:
 
 def pool_status(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str], now: datetime) -> PoolReport:
     """Compute the status. `pool` is the object as the API server gave it; `faults` are nodes' failed writes, in the server's words."""
-    verdict = _verdict(plan, faults)
+    verdict = _verdict(pool, plan, faults)
     previous = pool.get("status") or {}
     generation = pool["metadata"]["generation"]
     fields = {
@@ -48,11 +49,11 @@ def pool_status(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str], 
     return PoolReport(status, stalled=verdict[2].status is Truth.TRUE)
 
 
-def _verdict(plan: PoolPlan, faults: Sequence[str]) -> tuple[Condition, ...]:
+def _verdict(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str]) -> tuple[Condition, ...]:
     if plan.stalled:
         return c.stuck(plan.stalled.reason, plan.stalled.message)
     if faults:
-        return c.on_its_way("NodeWriteFailed", f"{len(faults)} nodes can't be labelled, to be tried again: {min(faults)}")
+        return c.failing(pool, NODE_WRITE_FAILED, f"{len(faults)} nodes can't be labelled, to be tried again: {min(faults)}")
     if not plan.cards:
         what = plan.resource_name or "Ascend cards"
         return c.stuck("NoCards", f"{len(plan.members)} nodes offer no {what}: see that the device plugin runs on them")

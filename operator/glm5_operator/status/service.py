@@ -122,7 +122,7 @@ def service_status(
     `observed` must be no older than this pass's own writes, or the old Deployment would vouch for the new plan.
     """
     facts = _facts(service, plan, observed)
-    verdict = _verdict(plan, facts, faults, now)
+    verdict = _verdict(service, plan, facts, faults, now)
     explained = (_planned(plan), _pods_scheduled(facts), _engine_ready(facts))
     previous = service.get("status") or {}
     generation = service["metadata"]["generation"]
@@ -160,14 +160,16 @@ def _facts(service: Mapping[str, Any], plan: ServicePlan, observed: Observed) ->
     )
 
 
-def _verdict(plan: ServicePlan, facts: _Facts, faults: Sequence[WriteFault], now: datetime) -> tuple[Condition, ...]:
+def _verdict(
+    service: Mapping[str, Any], plan: ServicePlan, facts: _Facts, faults: Sequence[WriteFault], now: datetime
+) -> tuple[Condition, ...]:
     """Ready, Reconciling and Stalled. The order of the questions is the rule."""
     if plan.stalled:
         kept = f"; meanwhile the pods of the previous plan keep serving ({facts.ready} ready)" if facts.ready else ""
         return c.stuck(plan.stalled.reason, plan.stalled.message + kept)
     if faults:
         fault = min(faults, key=lambda item: (item.retryable, item.reason, item.message))
-        return c.on_its_way(fault.reason, fault.message) if fault.retryable else c.stuck(fault.reason, fault.message)
+        return c.failing(service, fault.reason, fault.message) if fault.retryable else c.stuck(fault.reason, fault.message)
     if facts.desired == 0:
         return _scaled_to_zero(facts)
     if facts.complete:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from glm5_operator.kube.errors import TooManyRequestsError
+from glm5_operator.kube.errors import ForbiddenError, TooManyRequestsError
 from glm5_operator.kube.queue import Backoff, WorkQueue
 from glm5_operator.kube.types import Key, Outcome
 from glm5_operator.kube.workers import Workers
@@ -43,7 +43,7 @@ class Scripted:
 
 @asynccontextmanager
 async def working(
-    script: Scripted, *, limit: int = 2, longest: float = 1.0, budget: int = 3
+    script: Scripted, *, limit: int = 2, longest: float = 1.0, budget: int = 3, recheck: float = 60.0
 ) -> AsyncIterator[tuple[Workers, list[tuple[Key, str]], Metrics]]:
     given_up: list[tuple[Key, str]] = []
 
@@ -51,7 +51,7 @@ async def working(
         given_up.append((key, reason))
 
     metrics = Metrics()
-    queue = WorkQueue(Backoff(0.001, 0.002, budget), random.Random(1))
+    queue = WorkQueue(Backoff(0.001, 0.002, budget, recheck), random.Random(1))
     workers = Workers(queue, {"GLM5Service": script}, metrics, limit=limit, timeout=longest, give_up=give_up)
     task = asyncio.create_task(workers.run())
     try:
@@ -133,6 +133,32 @@ async def test_after_giving_up_an_event_starts_a_fresh_budget() -> None:
         workers.add(A)
         await until(lambda: len(given_up) == 2)
         assert len(script.seen) == 6
+
+
+async def test_a_slow_recheck_that_fails_tells_the_status_again_but_not_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_key: Key) -> Outcome:
+        return Outcome.retry("boom")
+
+    script = Scripted(fail)
+    async with working(script, budget=2, recheck=0.001) as (workers, given_up, metrics):
+        workers.add(A)
+        await until(lambda: len(given_up) == 4)
+
+        assert len(script.seen) >= 5
+        assert metrics.registry.get_sample_value("glm5_operator_given_up_total", {"kind": "GLM5Service"}) == 1
+    assert caplog.text.count("failed too often in a row") == 1
+
+
+async def test_the_servers_own_words_reach_whoever_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuse(_key: Key) -> Outcome:
+        raise ForbiddenError("policy no-deployments denied it")
+
+    async with working(Scripted(refuse), budget=1) as (workers, given_up, _):
+        workers.add(A)
+        await until(lambda: bool(given_up))
+
+        assert given_up == [(A, "Forbidden: policy no-deployments denied it")]
+    assert "policy no-deployments" in caplog.text
 
 
 async def test_a_reconcile_that_hangs_is_ended_and_tried_again() -> None:

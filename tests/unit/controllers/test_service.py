@@ -135,14 +135,60 @@ async def test_a_status_that_could_not_be_written_is_tried_again() -> None:
     assert (await reconcile(edge, a_tiny_service(), a_pool(), a_node("a", rack="inference"))).kind is OutcomeKind.RETRY
 
 
-async def test_giving_up_is_told_beside_what_was_known() -> None:
-    edge, cache = Edge(), Cache()
-    cache.put(a_tiny_service(status={"endpoint": "http://x", "conditions": []}))
-    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()))
+QUOTA = ApiFailure("QuotaExceeded", "exceeded quota: team, limited: count/deployments.apps=0", DEPLOYMENT, retryable=True)
 
-    await controller.give_up(KEY, "Unavailable", at())
+
+async def give_up(edge: Edge, reason: str, **parts: object) -> None:
+    cache = Cache()
+    cache.put({**a_tiny_service(), **parts})
+    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()))
+    await controller.give_up(KEY, reason, at())
+
+
+async def test_giving_up_is_told_beside_what_was_known() -> None:
+    edge = Edge()
+
+    await give_up(edge, "InternalError: a bug", status={"endpoint": "http://x", "conditions": []})
 
     assert edge.status is not None
     assert edge.status["endpoint"] == "http://x"
-    assert condition(edge.status, "Stalled")["status"] == "True"
-    assert "Unavailable" in condition(edge.status, "Stalled")["message"]
+    assert condition(edge.status, "Stalled")["reason"] == "GaveUp"
+    assert "InternalError: a bug" in condition(edge.status, "Stalled")["message"]
+    assert edge.warned == ["GaveUp"]
+
+
+async def test_a_refused_write_that_used_up_its_tries_is_stalled_in_the_servers_words_and_stays_so_until_it_is_over() -> None:
+    edge, others = Edge(applied=Applied(errors=(QUOTA,))), (a_pool(), a_node("a", rack="inference"))
+    outcome = await reconcile(edge, a_tiny_service(), *others)
+    assert edge.status is not None
+    assert condition(edge.status, "Stalled")["status"] == "False"
+
+    await give_up(edge, outcome.reason, status=edge.status)
+
+    told = edge.status
+    for kind in ("Ready", "Stalled"):
+        assert condition(told, kind)["reason"] == "QuotaExceeded"
+        assert QUOTA.message in condition(told, kind)["message"]
+    assert condition(told, "Stalled")["status"] == "True"
+
+    assert (await reconcile(edge, {**a_tiny_service(), "status": told}, *others)).kind is OutcomeKind.RETRY
+    assert edge.status == told, "a recheck that fails in the same way changes nothing"
+    edge.status = None
+    await give_up(edge, outcome.reason, status=told)
+    assert edge.status is None, "it is told already"
+
+    edge.applied = Applied()
+    await reconcile(edge, {**a_tiny_service(), "status": told}, *others)
+    assert edge.status is not None
+    assert condition(edge.status, "Stalled")["status"] == "False"
+
+
+async def test_of_several_refused_writes_outcome_and_status_name_the_same() -> None:
+    """Or giving up would not find the server's words in the status."""
+    other = ApiFailure("Forbidden", "no", Key("Service", "prod", "chat-api"), retryable=True)
+    edge = Edge(applied=Applied(errors=(QUOTA, other)))
+
+    outcome = await reconcile(edge, a_tiny_service(), a_pool(), a_node("a", rack="inference"))
+
+    assert edge.status is not None
+    assert outcome.reason == condition(edge.status, "Ready")["reason"]

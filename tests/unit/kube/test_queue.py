@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from glm5_operator.kube.queue import Backoff, WorkQueue
+from glm5_operator.kube.queue import Backoff, Budget, WorkQueue
 from glm5_operator.kube.types import Key, Outcome
 
 BACKOFF = Backoff(base=1.0, longest=60.0, budget=5)
@@ -119,21 +119,63 @@ def test_the_servers_own_retry_after_replaces_the_backoff() -> None:
     assert queue.next_time(0.0) == 17.0
 
 
-def test_after_the_budget_only_an_event_brings_the_key_back_with_a_fresh_budget() -> None:
-    queue, now = a_queue(), 0.0
+def used_up(queue: WorkQueue) -> float:
+    """Have `a` fail until its budget is used up; returns when that was."""
+    now, said = 0.0, []
     queue.add(key("a"), now)
-    gave_up = []
     for _ in range(BACKOFF.budget):
-        assert taken(queue, now) == key("a")
-        gave_up.append(queue.finish(key("a"), Outcome.retry("boom"), now))
         now = queue.next_time(now) or now
+        assert taken(queue, now) == key("a")
+        said.append(queue.finish(key("a"), Outcome.retry("boom"), now))
+    assert said == [Budget.LEFT] * (BACKOFF.budget - 1) + [Budget.USED_UP]
+    return now
 
-    assert gave_up == [False] * (BACKOFF.budget - 1) + [True]
+
+def test_after_the_budget_it_goes_on_slowly_for_ever_and_says_so_once() -> None:
+    queue = a_queue()
+    now = used_up(queue)
+
+    for _ in range(3):
+        moment = queue.next_time(now)
+        assert moment is not None
+        assert 0.8 * BACKOFF.recheck <= moment - now <= 1.2 * BACKOFF.recheck
+        now = moment
+        assert taken(queue, now) == key("a")
+        assert queue.finish(key("a"), Outcome.retry("boom"), now) is Budget.BEYOND
+
+
+def test_slow_rechecks_of_many_keys_spread_out() -> None:
+    rng = random.Random(7)
+
+    assert len({BACKOFF.slow_delay(rng) for _ in range(10)}) == 10
+
+
+def test_after_the_budget_an_event_brings_the_key_back_at_once_with_a_fresh_one() -> None:
+    queue = a_queue()
+    now = used_up(queue) + 1
+
+    queue.add(key("a"), now)
+
+    assert taken(queue, now) == key("a")
+    assert queue.finish(key("a"), Outcome.retry("boom"), now) is Budget.LEFT
+
+
+def test_a_slow_recheck_that_works_ends_the_matter() -> None:
+    queue = a_queue()
+    now = queue.next_time(used_up(queue)) or 0.0
+    assert taken(queue, now) == key("a")
+
+    assert queue.finish(key("a"), Outcome.done(), now) is Budget.LEFT
     assert queue.next_time(now) is None
 
-    queue.add(key("a"), now + 1)
-    assert taken(queue, now + 1) == key("a")
-    assert not queue.finish(key("a"), Outcome.retry("boom"), now + 1)
+
+def test_a_longer_retry_after_of_the_server_puts_the_slow_recheck_off() -> None:
+    queue = a_queue(Backoff(1.0, 60.0, budget=1))
+    queue.add(key("a"), 0.0)
+    queue.take(0.0)
+    queue.finish(key("a"), Outcome.retry("TooManyRequests", timedelta(seconds=500)), 0.0)
+
+    assert queue.next_time(0.0) == 500.0
 
 
 def test_an_event_that_arrived_while_the_last_try_failed_is_not_lost() -> None:
@@ -142,8 +184,9 @@ def test_an_event_that_arrived_while_the_last_try_failed_is_not_lost() -> None:
     queue.take(0.0)
     queue.add(key("a"), 0.5)
 
-    assert queue.finish(key("a"), Outcome.retry("boom"), 1.0)
+    assert queue.finish(key("a"), Outcome.retry("boom"), 1.0) is Budget.USED_UP
     assert taken(queue, 1.0) == key("a")
+    assert queue.finish(key("a"), Outcome.retry("boom"), 1.0) is Budget.USED_UP, "the event gave it a fresh budget"
 
 
 def test_an_event_overtakes_a_backoff() -> None:
