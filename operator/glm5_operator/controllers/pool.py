@@ -19,13 +19,14 @@ from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.pool import NodeChange, PoolPlan, members, plan_pool, plan_release
 from glm5_operator.status.conditions import gave_up, is_stalled
-from glm5_operator.status.pool import NODE_WRITE_FAILED, pool_status
+from glm5_operator.status.pool import pool_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import Applier, Cache, Events, Resource
+    from glm5_operator.status.pool import PoolReport
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class PoolController:
         report = pool_status(pool, plan, [failure.message for failure in failures], now)
         refused = await self.applier.write_status(pool, report.status)
         announce(self.events, pool, report.status)
-        return self._outcome(plan, [*failures, *([refused] if refused else [])])
+        return self._outcome(plan, report, failures, refused)
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
         """Say in the status, and by an Event, that the budget of failures is used up."""
@@ -96,10 +97,11 @@ class PoolController:
         failures = await self._apply(plan_release(key.name, self.facts.nodes()))
         return Outcome.retry(failures[0].reason) if failures else Outcome.done()
 
-    def _outcome(self, plan: PoolPlan, failures: list[ApiFailure]) -> Outcome:
+    def _outcome(self, plan: PoolPlan, report: PoolReport, failures: list[ApiFailure], refused: ApiFailure | None) -> Outcome:
         if failures:
-            reason = NODE_WRITE_FAILED if any(item.target.kind == kinds.NODE.name for item in failures) else failures[0].reason
-            return Outcome.retry(reason, failures[0].retry_after)  # as the status names it
+            return Outcome.retry(report.status["conditions"][0]["reason"], failures[0].retry_after)
+        if refused:
+            return Outcome.retry(refused.reason, refused.retry_after)
         if plan.stalled:
             return Outcome.stalled(plan.stalled.reason, self.resync)
         return Outcome.again(self.recheck if plan.warnings else self.resync)

@@ -82,7 +82,7 @@ def is_stalled(resource: Mapping[str, Any], reason: str = "") -> bool:
     return stalled.get("status") == Truth.TRUE and reason in {"", stalled.get("reason")}
 
 
-def failing(resource: Mapping[str, Any], reason: str, message: str) -> tuple[Condition, ...]:
+def failing(reason: str, message: str, resource: Mapping[str, Any]) -> tuple[Condition, ...]:
     """What may heal by itself is on its way, until `gave_up` has called it stalled: then it stays so until it is over or another."""
     return stuck(reason, message) if is_stalled(resource, reason) else on_its_way(reason, message)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from glm5_operator.plan.pool import PoolPlan
 
 CONFLICT = "Conflict"
-NODE_WRITE_FAILED = "NodeWriteFailed"
 MOST_CONFLICTS = 1024
 """As many as the CRD's list takes."""
 
@@ -53,7 +52,8 @@ def _verdict(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str]) -> 
     if plan.stalled:
         return c.stuck(plan.stalled.reason, plan.stalled.message)
     if faults:
-        return c.failing(pool, NODE_WRITE_FAILED, f"{len(faults)} nodes can't be labelled, to be tried again: {min(faults)}")
+        message = f"{len(faults)} nodes can't be labelled, to be tried again: {min(faults)}"
+        return c.failing("NodeWriteFailed", message, pool)
     if not plan.cards:
         what = plan.resource_name or "Ascend cards"
         return c.stuck("NoCards", f"{len(plan.members)} nodes offer no {what}: see that the device plugin runs on them")

@@ -169,7 +169,7 @@ def _verdict(
         return c.stuck(plan.stalled.reason, plan.stalled.message + kept)
     if faults:
         fault = min(faults, key=lambda item: (item.retryable, item.reason, item.message))
-        return c.failing(service, fault.reason, fault.message) if fault.retryable else c.stuck(fault.reason, fault.message)
+        return c.failing(fault.reason, fault.message, service) if fault.retryable else c.stuck(fault.reason, fault.message)
     if facts.desired == 0:
         return _scaled_to_zero(facts)
     if facts.complete:

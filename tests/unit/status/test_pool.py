@@ -7,6 +7,7 @@ from dataclasses import replace
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.pool import PoolPlan
+from glm5_operator.status.conditions import gave_up
 from glm5_operator.status.pool import pool_status
 from tests.support.clock import at
 from tests.support.objects import condition
@@ -52,6 +53,17 @@ def test_a_pool_whose_nodes_offer_no_cards_says_what_to_look_at() -> None:
 
     assert condition(found.status, "Stalled")["reason"] == "NoCards"
     assert "device plugin" in condition(found.status, "Stalled")["message"]
+
+
+def test_nodes_that_can_not_be_labelled_are_on_their_way_until_that_was_given_up() -> None:
+    first = pool_status(POOL, PLAN, ("nodes npu-0 is forbidden: policy x",), at()).status
+    assert condition(first, "Stalled")["status"] == "False"
+    given_up = gave_up({**POOL, "status": first}, "NodeWriteFailed", at())
+
+    assert condition(given_up, "Stalled")["status"] == "True"
+    assert "policy x" in condition(given_up, "Stalled")["message"]
+    assert pool_status({**POOL, "status": given_up}, PLAN, ("nodes npu-0 is forbidden: policy x",), at()).status == given_up
+    assert not pool_status({**POOL, "status": given_up}, PLAN, (), at()).stalled
 
 
 def test_a_node_in_two_pools_is_named_with_the_other_pool() -> None:
