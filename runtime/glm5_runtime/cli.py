@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 API_KEY = "GLM5_API_KEY"
+DEVICE = "GLM5_DEVICE"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TEMPLATES = ("auto", "5", "5.1", "5.2", "5.3")
+_VERSIONS = ("5", "5.1", "5.2", "5.3")
+_TEMPLATES = ("auto", *_VERSIONS)
 
 app = typer.Typer(name="glm5-runtime", help="Serve a GLM-5 checkpoint.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -63,6 +65,7 @@ class ServeArguments(BaseModel):
     max_request_bytes: int = Field(16 * 1024 * 1024, ge=1024)
     drain_timeout: Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=86_400)] = 300.0
     chat_template: str = "auto"
+    model_version: Literal["5", "5.1", "5.2", "5.3"] | None = None
     seed: int = Field(0, ge=0, le=2**63 - 1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -161,7 +164,14 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     host: Annotated[Text, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is all. [default: 127.0.0.1]")] = None,
     port: Annotated[Text, typer.Option(metavar="N", help="TCP port. [default: 8000]")] = None,
     device: Annotated[
-        Text, typer.Option(metavar="auto|cpu|npu|cuda", help="Where the model runs; auto: NPU, else CUDA, else CPU. [default: auto]")
+        Text,
+        typer.Option(
+            metavar="auto|cpu|npu|cuda",
+            envvar=DEVICE,
+            show_envvar=False,
+            help="Where the model runs; auto: NPU, else CUDA, else CPU, but never beside a card that is held and can't be used."
+            " [default: GLM5_DEVICE, else auto]",
+        ),
     ] = None,
     dtype: Annotated[
         Text,
@@ -187,6 +197,13 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     chat_template: Annotated[
         Text,
         typer.Option(metavar="auto|5|5.1|5.2|5.3|PATH", help="auto: the checkpoint's own, else by the model's version. [default: auto]"),
+    ] = None,
+    model_version: Annotated[
+        Text,
+        typer.Option(
+            metavar="|".join(_VERSIONS),
+            help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
+        ),
     ] = None,
     seed: Annotated[Text, typer.Option(metavar="N", help="Seed for requests that bring none. [default: 0]")] = None,
     log_level: Annotated[
@@ -243,6 +260,8 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         max_request_bytes=arguments.max_request_bytes,
         drain_timeout=arguments.drain_timeout,
         chat_template=arguments.chat_template,
+        model_version=arguments.model_version,
+        device=choice.device,
         api_key=key,
     )
     engine = EngineConfig(

@@ -53,6 +53,12 @@ class HostFacts:
     cuda: bool  # an NVIDIA device node and a torch built for it
     user: str  # uid:gid of this process, with its groups
     npu_map: str = ""  # output of `npu-smi info -m`; empty without the tool
+    assigned: str = ""  # ASCEND_VISIBLE_DEVICES: the cards that the device plugin or the container runtime gave this process
+
+    @property
+    def has_card(self) -> bool:
+        """Whether a card is held for this process, usable or not."""
+        return bool(self.assigned or self.nodes)
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,16 @@ class Choice:
 
 
 def choose(requested: str, facts: HostFacts) -> Choice:
-    """`auto` takes an NPU, else CUDA, else the CPU; a named device must be usable. Raises DeviceUnusable."""
+    """`auto` takes an NPU, else CUDA, else the CPU; a named device must be usable. Raises DeviceUnusable.
+
+    With a card in hand `auto` means that card: serving on the CPU instead would be a hundred times slower, look healthy, and keep the card
+    from others.
+    """
     lacking = npu_lacks(facts)
+    missing = "\n".join(f"  - {item}" for item in lacking)
     if requested == "npu":
         if lacking:
-            raise DeviceUnusable("--device npu can't be used here:\n" + "\n".join(f"  - {item}" for item in lacking))
+            raise DeviceUnusable(f"--device npu can't be used here:\n{missing}")
         return Choice("npu", f"asked for, {len(facts.nodes)} device nodes are usable")
     if requested == "cuda":
         if not facts.cuda:
@@ -78,9 +89,15 @@ def choose(requested: str, facts: HostFacts) -> Choice:
         return Choice("cpu", "asked for")
     if not lacking:
         return Choice("npu", f"auto: {len(facts.nodes)} NPU device nodes are usable")
+    if facts.has_card:
+        card = f"ASCEND_VISIBLE_DEVICES={facts.assigned}" if facts.assigned else ", ".join(node.path for node in facts.nodes[:3])
+        raise DeviceUnusable(
+            f"a card is held for this process ({card}) and can't be used:\n{missing}\n"
+            "  To serve on the CPU all the same, say so: --device cpu or GLM5_DEVICE=cpu"
+        )
     if facts.cuda:
-        return Choice("cuda", f"auto: an NVIDIA device is there; no NPU: {lacking[0]}")
-    return Choice("cpu", f"auto: no accelerator; no NPU: {lacking[0]}")
+        return Choice("cuda", f"auto: an NVIDIA device is there; no NPU: {'; '.join(lacking)}")
+    return Choice("cpu", f"auto: no accelerator; no NPU: {'; '.join(lacking)}")
 
 
 def npu_lacks(facts: HostFacts) -> tuple[str, ...]:
@@ -198,6 +215,7 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
         cuda=any(dev.glob("nvidia[0-9]*")) and not (_installed("torch") or "+cpu").endswith("+cpu"),
         user=f"uid {os.getuid()}, groups {','.join(str(group) for group in sorted({os.getgid(), *os.getgroups()}))}",
         npu_map=_npu_map(environ) if cards else "",
+        assigned=environ.get("ASCEND_VISIBLE_DEVICES", "").strip(),
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from glm5_operator.api.service import GLM5Service
 from glm5_operator.plan.facts import Product
 from glm5_runtime.cli import ArgumentFaults, ServeArguments, parse_serve
-from tests.unit.plan.builders import engine_of, env_of, node, plan, tiny
+from tests.unit.plan.builders import engine_of, env_of, node, plan, service, tiny
 
 CARD = node("n0", Product.A2)
 
@@ -101,6 +101,19 @@ def test_the_drain_timeout_means_the_same_to_both(stated: str | None, seconds: f
 )
 def test_flags_that_users_may_add_follow_the_planned_ones(extra: str) -> None:
     assert parsed({"engine": {"args": [extra]}})
+
+
+@pytest.mark.parametrize(
+    ("model", "version"),
+    [
+        *(("GLM-5-mini", "5"), ("GLM-5.1-tuned", "5.1"), ("glm-5.2-tiny", "5.2"), ("GLM5.3-Flash", "5.3")),
+        *(("tiny-glm5", None), ("GLM-5.9-mini", None), ("GLM-50", None), ("GLM-5.11", None)),
+    ],
+)
+def test_the_runtime_is_told_the_version_that_the_models_name_begins_with(model: str, version: str | None) -> None:
+    container = engine_of(plan(service(model, "bf16", {"parallelism": {"tensor": 1}}, memory="1Gi"), CARD))
+
+    assert parse_serve([*container["command"][1:], *container["args"]]).model_version == version
 
 
 def test_a_flag_that_no_runtime_has_is_refused_so_this_test_can_fail() -> None:

@@ -5,18 +5,25 @@ Called by pod planning. `tests/contract` feeds every command that comes out of h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
+from glm5_operator.api.known import KNOWN_MODELS
 from glm5_operator.plan.engine import NPU_ENV, EnginePod, http_check
 
 if TYPE_CHECKING:
     from glm5_operator.plan.engine import EngineInput
 
+_VERSION: Final = re.compile(
+    r"glm-?(" + "|".join(re.escape(name.removeprefix("GLM-")) for name in KNOWN_MODELS) + r")(?![.\d])", re.IGNORECASE
+)
+"""GLM-5.1 and smaller models named after it. A checkpoint without a chat template of its own doesn't tell 5 from 5.1, nor 5.2 from 5.3."""
+
 
 def native_pod(given: EngineInput) -> EnginePod:
-    """The runtime finds its card itself (`--device auto`), so the same command runs on CPU and NPU."""
+    """The runtime takes the card it was given (`--device auto`) or says what it lacks; GLM5_DEVICE=cpu is the user's word for the CPU."""
     sizing = given.sizing
     args = [
         f"--model={given.model_path}",
@@ -29,6 +36,9 @@ def native_pod(given: EngineInput) -> EnginePod:
     ]
     if sizing.max_tokens is not None:
         args.append(f"--max-model-len={sizing.max_tokens}")
+    version = _VERSION.match(given.spec.model.name)
+    if version is not None:
+        args.append(f"--model-version={version[1]}")
     threads = max(1, sizing.cpu_millis // 1000)
     return EnginePod(
         command=["glm5-runtime", "serve"],

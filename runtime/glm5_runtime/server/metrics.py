@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names and labels, so that its dashboards, alerts and autoscalers work unchanged.
+"""Prometheus metrics under vLLM's names and labels, so that queries for the series that are here work unchanged.
 
 Written by `generation` and `app`, read by /metrics. Every series exists from the start with value 0: a counter that appears with its
 first event hides that event from rate(). Token totals and gauges are the engine's own figures, read when scraped.
@@ -6,9 +6,10 @@ first event hides that event from rate(). Token totals and gauges are the engine
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -34,9 +35,11 @@ TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2
 class Metrics:
     """All metrics of one server."""
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats | None]) -> None:
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats | None], *, device: str = "cpu") -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
+        info = Gauge("glm5:runtime_info", "What serves, 1: device and version.", (*LABELS, "device", "version"), registry=self.registry)
+        info.labels(**self._labels, device=device, version=version("glm5-ascend")).set(1)
         self.registry.register(_EngineCollector(stats, tuple(self._labels.values())))
         self._first_token = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", FIRST_TOKEN)
         self._next_token = self._histogram("inter_token_latency_seconds", "Time between two tokens of one choice.", NEXT_TOKEN)

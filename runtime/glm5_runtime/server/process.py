@@ -161,7 +161,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[Loaded, Engine]:
     """Read everything a checkpoint has, cheap things first so that a wrong file is reported before the weights are read."""
-    template = find_template(settings.model_dir, settings.chat_template)
+    template = find_template(settings.model_dir, settings.chat_template, settings.model_version)
     tokenizer = TextTokenizer.from_dir(settings.model_dir)
     defaults = SamplingDefaults.from_dir(settings.model_dir)
     from glm5_runtime.engine.load import load_engine  # noqa: PLC0415 - torch takes seconds to import; the port is open meanwhile

@@ -49,6 +49,8 @@ class ServerSettings:
     max_request_bytes: int = 16 * 1024 * 1024  # a million-token context is about 5 MB of text
     drain_timeout: float = 300.0  # seconds that running requests get after SIGTERM
     chat_template: str = "auto"
+    model_version: str | None = None  # which built-in template to take when the checkpoint has none
+    device: str = "cpu"  # told by the metrics
     api_key: str | None = None  # from the environment only: a flag would show in `ps`
     patience: Patience = field(default_factory=Patience)
 
@@ -76,7 +78,7 @@ class Service:
         self.idle = asyncio.Event()
         self.idle.set()
         self.watch = EngineWatch(settings.patience)
-        self.metrics = Metrics(settings.model_name, lambda: self.loaded.engine.stats() if self.loaded else None)
+        self.metrics = Metrics(settings.model_name, lambda: self.loaded.engine.stats() if self.loaded else None, device=settings.device)
 
     def attach(self, loaded: Loaded) -> None:
         """The model is loaded and its engine started: requests are served from now on."""

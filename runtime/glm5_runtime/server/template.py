@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+logger = logging.getLogger(__name__)
 BUILT_IN = ("5", "5.1", "5.2", "5.3")
 RENDER_SECONDS = 10.0  # of computing, for one conversation; the built-in templates take up to 5 s for 100,000 messages
 # What foreign template code raises on a conversation its author did not think of
@@ -85,8 +87,11 @@ class ChatTemplate:
         return _cut_after(text, messages[-1]["content"]) if continue_last else text
 
 
-def find_template(model_dir: Path, choice: str) -> ChatTemplate:
-    """The template for `choice`: `auto` (the checkpoint's own, else by the model's version), a built-in version, or a file's path."""
+def find_template(model_dir: Path, choice: str, version: str | None = None) -> ChatTemplate:
+    """The template for `choice`: `auto` (the checkpoint's own, else the one of `version`), a built-in version, or a file's path.
+
+    Without a version it is guessed, and the log says so: a wrong one answers, only worse.
+    """
     if choice in BUILT_IN:
         return built_in(choice)
     if choice != "auto":
@@ -94,7 +99,11 @@ def find_template(model_dir: Path, choice: str) -> ChatTemplate:
     own = _of_checkpoint(model_dir)
     if own is not None:
         return own
-    return built_in(_version_of(model_dir))
+    if version is not None:
+        return built_in(version)
+    guess, why = _guess_version(model_dir)
+    logger.warning("the checkpoint has no chat template; guessed GLM-%s from %s; --model-version says it for certain", guess, why)
+    return built_in(guess)
 
 
 @functools.cache
@@ -128,20 +137,20 @@ def _from_file(path: str) -> ChatTemplate:
         raise TemplateError(f"--chat-template {path} can't be read: {error}") from error
 
 
-def _version_of(model_dir: Path) -> str:
-    """GLM-5's version from what the checkpoint shows: 5.2 and later share index layers over a larger rope base; names tell the rest.
+def _guess_version(model_dir: Path) -> tuple[str, str]:
+    """GLM-5's version and what it was guessed from.
 
-    config.json of 5 and 5.1 is the same, and so is that of 5.2 and 5.3, so the folder's name decides within each pair; without a
-    hint the older one of the pair is taken, whose prompt format the newer one also understands.
+    config.json tells 5.2 and later (a larger rope base) from 5 and 5.1, and nothing more, so a name decides within each pair; without one
+    the older of the pair is taken. Whether the newer model answers as well to the older one's prompts was not measured.
     """
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     name = f"{config.get('_name_or_path', '')} {model_dir.resolve().name}".lower()
     for version in ("5.3", "5.2", "5.1"):
         if f"glm-{version}" in name or f"glm{version}" in name:
-            return version
+            return version, "its name"
     rope = config.get("rope_parameters")
     theta = rope.get("rope_theta") if isinstance(rope, dict) else config.get("rope_theta")
-    return "5.2" if isinstance(theta, int | float) and theta > 1_000_000 else "5"
+    return "5.2" if isinstance(theta, int | float) and theta > 1_000_000 else "5", "rope_theta in config.json"
 
 
 class _TooSlow(Exception):  # noqa: N818 - an event

@@ -17,7 +17,7 @@ EVERY_FLAG = [
     *("serve", "--model", "/models/glm", "--served-model-name", "GLM-5.1", "--host", "0.0.0.0", "--port", "8000"),
     *("--device", "auto", "--dtype", "bfloat16", "--max-model-len", "40960", "--max-sequences", "16", "--max-batched-tokens", "8192"),
     *("--max-queue", "64", "--max-request-bytes", "1000000", "--drain-timeout", "300s", "--chat-template", "5.1"),
-    *("--seed", "7", "--log-level", "info"),
+    *("--model-version", "5.1", "--seed", "7", "--log-level", "info"),
 ]
 
 
@@ -42,6 +42,7 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "max_request_bytes": 1_000_000,
         "drain_timeout": 300.0,
         "chat_template": "5.1",
+        "model_version": "5.1",
         "seed": 7,
         "log_level": "info",
     }
@@ -104,6 +105,7 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
 
     code, output = run(
         *("serve", "--model", str(tmp_path), "--port", "x", "--max-queue", "-1", "--chat-template", "7", "--drain-timeout", "5"),
+        *("--model-version", "4"),
         GLM5_API_KEY=" ",
     )
 
@@ -112,6 +114,7 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
         "--port:",
         "--max-queue:",
         "--chat-template: 7",
+        "--model-version:",
         "--drain-timeout:",
         "GLM5_API_KEY:",
         "tokenizer.json",
@@ -136,6 +139,21 @@ def test_what_can_be_known_before_the_start_is_said_before_the_start(flags: list
     assert code == 2
     assert said in output
     assert "Traceback" not in output
+
+
+def test_the_device_comes_from_the_environment_unless_the_flag_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM5_DEVICE", "cpu")
+
+    assert parse_serve(["serve", "--model", "/m"]).device == "cpu"
+    assert parse_serve(["serve", "--model", "/m", "--device", "npu"]).device == "npu"
+
+
+def test_a_card_that_cannot_be_used_ends_the_command_before_it_serves() -> None:
+    code, output = run("serve", "--model", str(TINY), ASCEND_VISIBLE_DEVICES="3")
+
+    assert code == 2
+    for said in ("ASCEND_VISIBLE_DEVICES=3", "driver:", "CANN:", "torch_npu:", "GLM5_DEVICE=cpu"):
+        assert said in output
 
 
 @pytest.mark.parametrize(("raw", "key"), [(None, None), ("abc", "abc"), ("abc\n", "abc")])

@@ -68,7 +68,35 @@ def test_what_an_npu_lacks_is_named_with_its_remedy(change: dict[str, object], p
     assert remedy in lack
     with pytest.raises(DeviceUnusable, match=part):
         choose("npu", facts)
-    assert choose("auto", facts) == Choice("cpu", f"auto: no accelerator; no NPU: {lack}")
+    if facts.nodes:
+        with pytest.raises(DeviceUnusable, match=part):
+            choose("auto", facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        (replace(PLAIN, assigned="3,4"), "ASCEND_VISIBLE_DEVICES=3,4"),
+        (replace(PLAIN, assigned="3", cuda=True), "ASCEND_VISIBLE_DEVICES=3"),
+        (replace(NPU, torch_npu=None), "/dev/davinci3, /dev/davinci4"),
+    ],
+)
+def test_auto_beside_a_card_that_cannot_be_used_is_an_error_with_everything_missing_and_the_way_out(facts: HostFacts, named: str) -> None:
+    with pytest.raises(DeviceUnusable) as caught:
+        choose("auto", facts)
+
+    told = str(caught.value)
+    assert named in told
+    assert [lack for lack in npu_lacks(facts) if lack not in told] == []
+    assert "--device cpu or GLM5_DEVICE=cpu" in told
+    assert choose("cpu", facts).device == "cpu"
+
+
+def test_auto_without_a_card_is_the_cpu_and_the_reason_names_everything_missing() -> None:
+    choice = choose("auto", PLAIN)
+
+    assert choice.device == "cpu"
+    assert [lack for lack in npu_lacks(PLAIN) if lack not in choice.reason] == []
 
 
 def test_everything_missing_is_reported_together_in_the_order_of_repair() -> None:
@@ -215,6 +243,7 @@ def test_a_machine_is_read_as_it_is(machine: Path) -> None:
     assert {node.path for node in facts.managers} == {"/dev/davinci_manager", "/dev/hisi_hdc", "/dev/devmm_svm"}
     assert {(node.owner, node.mode, node.usable) for node in facts.nodes} == {(f"{os.getuid()}:{os.getgid()}", "0660", True)}
     assert visible_devices(facts, "3,10") == (0, 1)
+    assert read_host(environ | {"ASCEND_VISIBLE_DEVICES": " 3,10\n"}, machine).assigned == "3,10"
 
 
 @pytest.mark.parametrize("body", ["exit 1", f"cat {OUTPUTS / 'err_dcmi_8005_no_device_access.txt'}; exit 2", r"printf '\377\376'"])

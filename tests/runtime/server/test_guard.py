@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -111,6 +112,7 @@ async def test_every_series_is_there_at_0_before_the_first_request() -> None:
         0.0
     ] * 4
     assert sample(text, "glm5:request_rejections_total", reason="queue_full") == 0
+    assert sample(text, "glm5:runtime_info", device="cpu", version=version("glm5-ascend")) == 1
     assert sample(text, "vllm:time_to_first_token_seconds_bucket", le="2560.0") == 0
 
 

@@ -258,10 +258,27 @@ def test_the_checkpoints_own_template_comes_first_and_the_jinja_file_before_the_
         ({"rope_parameters": {"rope_theta": 8_000_000, "rope_type": "default"}}, "5.2"),
     ],
 )
-def test_a_checkpoint_without_a_template_gets_the_one_of_its_version(checkpoint: Path, fields: dict[str, object], version: str) -> None:
+def test_the_version_of_a_checkpoint_without_a_template_is_guessed_and_the_log_says_so(
+    checkpoint: Path, fields: dict[str, object], version: str, caplog: pytest.LogCaptureFixture
+) -> None:
     write_config(checkpoint, **fields)
 
     assert find_template(checkpoint, "auto").origin == f"built-in {version}"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"guessed GLM-{version}" in record.getMessage()
+    assert "--model-version" in record.getMessage()
+
+
+def test_a_version_that_is_told_wins_over_the_folder_and_never_over_the_checkpoints_own_template(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_config(checkpoint, _name_or_path="zai-org/GLM-5.1")
+
+    assert find_template(checkpoint, "auto", "5.3").origin == "built-in 5.3"
+    (checkpoint / "chat_template.jinja").write_text("from file")
+    assert find_template(checkpoint, "auto", "5.3").render([user()]) == "from file"
+    assert not caplog.records
 
 
 def test_a_template_that_cannot_be_used_is_said_at_start(checkpoint: Path) -> None:
