@@ -55,7 +55,8 @@ class EnginePod:
         startup_period: seconds between two such checks.
         startup_check_timeout: seconds that one may take.
         readiness: the check that takes a stuck or dead engine out of traffic.
-        liveness: the check that a busy engine passes and a dead one doesn't.
+        liveness: the check that a busy engine passes and a stuck or dead one doesn't.
+        check_timeout: seconds that a readiness check may take.
         security: container security context, laid over the restricted one.
         pod_security: the same of the pod.
         scratch: size limits of the writable places.
@@ -70,6 +71,7 @@ class EnginePod:
     liveness: Manifest
     startup_period: int = CHECK_SECONDS
     startup_check_timeout: int = CHECK_SECONDS
+    check_timeout: int = CHECK_SECONDS
     security: Manifest = field(default_factory=dict)
     pod_security: Manifest = field(default_factory=dict)
     scratch: dict[str, str] = field(default_factory=dict)

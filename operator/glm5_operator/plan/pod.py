@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 UID: Final = 1000  # HwHiAiUser, the owner of the device nodes
 LEAVING_SECONDS: Final = 5  # until kube-proxy and gateways have dropped a terminating endpoint
 ENDING_SECONDS: Final = 15  # from the end of the drain until the process is gone
-LIVENESS_FAILURES: Final = 6  # a minute; the engine itself decides what stuck means, this only catches a server that answers nothing
+LIVENESS_FAILURES: Final = 6  # a minute; the engine's check decides what stuck means, this bridges a server that is slow to answer
 _REVISION_LENGTH: Final = 10
 
 _RESTRICTED: Final[dict[str, Any]] = {
@@ -143,7 +143,12 @@ def _container(given: PodInput, engine: EnginePod) -> Manifest:
             "failureThreshold": max(1, math.ceil(given.startup.total_seconds() / engine.startup_period)),
         },
         # One failure is enough: an engine that died while HTTP still answers gets no further request.
-        "readinessProbe": {**engine.readiness, "periodSeconds": CHECK_SECONDS, "timeoutSeconds": CHECK_SECONDS, "failureThreshold": 1},
+        "readinessProbe": {
+            **engine.readiness,
+            "periodSeconds": CHECK_SECONDS,
+            "timeoutSeconds": engine.check_timeout,
+            "failureThreshold": 1,
+        },
         "livenessProbe": {**engine.liveness, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": LIVENESS_FAILURES},
         # The endpoint goes first, the process learns of the end when no new request can reach it.
         "lifecycle": {"preStop": {"sleep": {"seconds": LEAVING_SECONDS}}},

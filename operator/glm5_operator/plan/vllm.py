@@ -14,15 +14,23 @@ from typing import TYPE_CHECKING, Any, Final
 import jinja2
 
 from glm5_operator.api import names
-from glm5_operator.plan.engine import NPU_ENV, EnginePod, http_check
+from glm5_operator.plan.engine import NPU_ENV, EnginePod
 from glm5_operator.plan.facts import Product
 
 if TYPE_CHECKING:
     from glm5_operator.api.service import KVCacheSpec
     from glm5_operator.plan.engine import EngineInput
+    from glm5_operator.plan.facts import Manifest
     from glm5_operator.plan.sizing import Sizing
 
 FIRST_TOKEN_SECONDS: Final = 30
+UNREADY_SECONDS: Final = 300
+"""Without a step while requests run. vLLM's own limit for one step (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS) has this as its default. A long
+prompt can't trip it: its prefill is cut into steps of --max-num-batched-tokens, and each moves a number in /metrics."""
+RESTART_SECONDS: Final = 600
+"""Likewise, until the restart: twice as long, because a restart reads the weights again and a first graph capture may take minutes."""
+_CHECK_ANSWER_SECONDS: Final = 4  # for each of the two requests of a check
+_CHECK_SECONDS: Final = 10  # for a whole check, the start of Python included
 _IMAGE_SUFFIX: Final = {Product.A2: "", Product.A3: "-a3", Product.ATLAS_310P: "-310p", Product.A5: "-950dt"}
 _OPENEULER: Final = "-openeuler"
 _KV_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
@@ -60,12 +68,19 @@ def vllm_pod(given: EngineInput) -> EnginePod:
         startup={"exec": {"command": ["python3", "-c", check]}},
         startup_period=10,
         startup_check_timeout=FIRST_TOKEN_SECONDS + 5,
-        readiness=http_check("/health"),
-        liveness=http_check("/health"),
+        readiness=_progress_check(UNREADY_SECONDS),
+        liveness=_progress_check(RESTART_SECONDS),
+        check_timeout=_CHECK_SECONDS,
         security=_SECURITY,
         pod_security=_POD_SECURITY,
         scratch={"tmp": "16Gi", "home": "32Gi"},
     )
+
+
+def _progress_check(window: int) -> Manifest:
+    """Fails when /health does, or when requests run and nothing has moved for `window` seconds."""
+    check = _render("progress.py.j2", port=names.ENGINE_PORT, window=window, timeout=_CHECK_ANSWER_SECONDS)
+    return {"exec": {"command": ["python3", "-IS", "-c", check]}}  # without site packages Python starts fast
 
 
 def _args(given: EngineInput) -> list[str]:
