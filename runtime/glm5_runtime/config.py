@@ -7,6 +7,7 @@ checkpoint says and this code does not know is an error with the file, the field
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path  # noqa: TC003 - pydantic resolves annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 ARCHITECTURE = "glm_moe_dsa"
+LFS_MAGIC = b"version https://git-lfs"
 _NATIVE_ONLY = "the native engine reads bf16, fp16 or fp32 weights; use such a checkpoint or `engine: {name: vllm}`"
 
 _WRITTEN_AS = {"eos_token_ids": "eos_token_id", "rope_theta": "rope_parameters.rope_theta"}
@@ -85,14 +87,14 @@ class ModelConfig(BaseModel):
     def from_dir(cls, model_dir: Path) -> Self:
         """Read config.json and, when present, generation_config.json; raises ConfigError with every fault found."""
         path = model_dir / "config.json"
-        raw = _read_object(path)
+        raw = read_object(path)
         if raw.get("model_type") != ARCHITECTURE:
             raise ConfigError(
                 f"{path}: model_type: is {raw.get('model_type')!r}, this runtime serves {ARCHITECTURE!r} (GLM-5, 5.1, 5.2, 5.3);"
                 " point --model at such a checkpoint or choose another engine"
             )
         generation_path = model_dir / "generation_config.json"
-        generation = _read_object(generation_path) if generation_path.exists() else {}
+        generation = read_object(generation_path) if generation_path.exists() else {}
         faults = _unsupported(raw)
         try:
             config = cls.model_validate(_derive(raw, generation, faults))
@@ -129,16 +131,29 @@ class ModelConfig(BaseModel):
         return self
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a checkpoint; raises ConfigError naming the file, what is wrong with it and the remedy."""
     try:
-        value = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        refuse_pointer(path, content)
+        value = json.loads(content)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: not found; --model must name a checkpoint folder with config.json and *.safetensors") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not readable as JSON ({error}); download the file again") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: not readable ({error.strerror}); the files must be readable for uid {os.getuid()}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: not readable as JSON ({error}; the file has {len(content)} bytes); download the file again") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds a {type(value).__name__}, not a JSON object; download the file again")
     return value
+
+
+def refuse_pointer(path: Path, start: bytes) -> None:
+    """Raise ConfigError when `start`, a file's first bytes, are those of a Git LFS pointer: the clone brought no data."""
+    if start.startswith(LFS_MAGIC):
+        raise ConfigError(f"{path}: is a Git LFS pointer, not the data; run `git lfs pull` in the checkpoint folder or download it again")
 
 
 def _unsupported(raw: dict[str, Any]) -> list[str]:

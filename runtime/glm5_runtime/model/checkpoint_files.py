@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from glm5_runtime.config import LFS_MAGIC
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,7 +26,6 @@ log = logging.getLogger(__name__)
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
-_LFS_MAGIC = b"version https://git-lfs"
 _AGAIN = "download it again"
 
 
@@ -145,7 +146,7 @@ def _missing(name: str, names: list[str], model_dir: Path) -> str:
 
 
 def _refuse_pointer(path: Path) -> None:
-    if _start(path, len(_LFS_MAGIC)) == _LFS_MAGIC:
+    if _start(path, len(LFS_MAGIC)) == LFS_MAGIC:
         raise WeightsError(f"{path}: is a Git LFS pointer, not the data; run `git lfs pull` in the checkpoint folder or {_AGAIN}")
 
 

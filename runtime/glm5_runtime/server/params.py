@@ -6,17 +6,18 @@ for an explicit max_tokens is refused; an absent one means the endpoint's defaul
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from glm5_runtime.config import ConfigError, read_object
 from glm5_runtime.engine.request import SamplingParams
 from glm5_runtime.server.errors import ApiError, bad_request
+from glm5_runtime.server.protocol import SamplingFields
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from glm5_runtime.server.protocol import SamplingFields
 
 _SHOWN_IDS = 5
 
@@ -32,21 +33,19 @@ class SamplingDefaults:
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> SamplingDefaults:
-        """Read generation_config.json if the checkpoint has one; fields it lacks stay neutral."""
+        """Read generation_config.json if the checkpoint has one; fields it lacks stay neutral. Raises ConfigError.
+
+        The limits are those of requests: a default outside of them would fail every request that relies on it, and blame the client.
+        """
         path = model_dir / "generation_config.json"
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        neutral = cls()
-
-        def number(name: str, default: float) -> float:
-            value = stored.get(name)
-            return default if value is None else float(value)
-
-        return cls(
-            temperature=number("temperature", neutral.temperature),
-            top_p=number("top_p", neutral.top_p),
-            top_k=int(number("top_k", neutral.top_k)),
-            repetition_penalty=number("repetition_penalty", neutral.repetition_penalty),
-        )
+        stored = read_object(path) if path.is_file() else {}
+        given = {field.name: stored[field.name] for field in fields(cls) if stored.get(field.name) is not None}
+        try:
+            SamplingFields.model_validate(given, strict=True)
+        except ValidationError as error:
+            faults = [f"{fault['loc'][0]}: {fault['msg']}, is {str(fault['input'])[:40]}" for fault in error.errors()]
+            raise ConfigError(f"{path}: {'; '.join(faults)}; correct or remove the field: it is the default of all requests") from error
+        return cls(**given)
 
 
 @dataclass(frozen=True)

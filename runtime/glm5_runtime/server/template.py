@@ -20,6 +20,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from glm5_runtime.config import read_object, refuse_pointer
 from glm5_runtime.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -117,16 +118,26 @@ def built_in(version: str) -> ChatTemplate:
 def _of_checkpoint(model_dir: Path) -> ChatTemplate | None:
     file = model_dir / "chat_template.jinja"
     if file.is_file():
-        return ChatTemplate.compile(file.read_text(encoding="utf-8"), "chat_template.jinja of the checkpoint")
+        return ChatTemplate.compile(_text_of(file), "chat_template.jinja of the checkpoint")
     config = model_dir / "tokenizer_config.json"
     if not config.is_file():
         return None
-    stored = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    stored = read_object(config).get("chat_template")
     if isinstance(stored, list):  # several named templates: transformers picks the one called default
-        stored = next((entry.get("template") for entry in stored if entry.get("name") == "default"), None)
+        named = [entry for entry in stored if isinstance(entry, dict)]
+        stored = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     if not isinstance(stored, str):
         return None
     return ChatTemplate.compile(stored, "tokenizer_config.json of the checkpoint")
+
+
+def _text_of(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+        refuse_pointer(file, content)
+        return content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{file}: not readable as text ({error}); download the file again") from error
 
 
 def _from_file(path: str) -> ChatTemplate:
@@ -143,7 +154,7 @@ def _guess_version(model_dir: Path) -> tuple[str, str]:
     config.json tells 5.2 and later (a larger rope base) from 5 and 5.1, and nothing more, so a name decides within each pair; without one
     the older of the pair is taken. Whether the newer model answers as well to the older one's prompts was not measured.
     """
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    config = read_object(model_dir / "config.json")
     name = f"{config.get('_name_or_path', '')} {model_dir.resolve().name}".lower()
     for version in ("5.3", "5.2", "5.1"):
         if f"glm-{version}" in name or f"glm{version}" in name:

@@ -6,13 +6,14 @@ Used by the endpoints (encode) and by `choice` (decode). Knows nothing of HTTP o
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from glm5_runtime.config import ConfigError, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +41,15 @@ class TextTokenizer:
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> TextTokenizer:
-        """Load `tokenizer.json` of a checkpoint."""
-        return cls(Tokenizer.from_file(str(model_dir / "tokenizer.json")))
+        """Load `tokenizer.json` of a checkpoint; raises ConfigError."""
+        path = model_dir / "tokenizer.json"
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:  # tokenizers raises bare Exception, without the file's name, whatever is wrong
+            read_object(path)  # says what, unless it is JSON
+            raise ConfigError(
+                f"{path}: no tokenizer that this runtime can read ({error}); take it from the checkpoint's release"
+            ) from error
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; long texts don't stop the event loop."""
@@ -170,12 +178,3 @@ class StopStrings:
             if self._held.endswith(stop[:length]):
                 return length
         return 0
-
-
-def has_tokenizer(model_dir: Path) -> bool:
-    """Whether a folder carries a readable tokenizer.json (a Git LFS pointer is none)."""
-    try:
-        with (model_dir / "tokenizer.json").open(encoding="utf-8") as file:
-            return isinstance(json.load(file), dict)
-    except (OSError, ValueError):
-        return False
