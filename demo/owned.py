@@ -59,13 +59,16 @@ def namespace(site: Site, name: str) -> None:
     apply(site, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
-def delete(site: Site, kind: str, name: str) -> bool:
-    """Delete an object if the demo made it, and wait for its end; whether it was there."""
+def present(site: Site, kind: str, name: str) -> bool:
+    """Whether that object is there and the demo made it."""
     found = site.kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
-    if not found.strip() or not _labelled(json.loads(found)):
-        return False
-    site.kubectl("delete", kind, name, "--ignore-not-found", "--wait=true")
-    return True
+    return bool(found.strip()) and _labelled(json.loads(found))
+
+
+def delete(site: Site, kind: str, name: str) -> None:
+    """Delete an object if the demo made it, and wait for its end."""
+    if present(site, kind, name):
+        site.kubectl("delete", kind, name, "--ignore-not-found", "--wait=true")
 
 
 def other_operator(site: Site) -> Operator | None:

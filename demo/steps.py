@@ -97,8 +97,8 @@ def remove(site: Site) -> list[str]:
     owned.delete(site, "namespace", NAMESPACE)
     if owned.crds(site):
         owned.delete(site, "npupools", POOL)
-    if RELEASE in site.helm("list", "--all", "--namespace", OPERATOR_NAMESPACE, "--short").split():
-        site.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait")
+    if owned.present(site, "namespace", OPERATOR_NAMESPACE):
+        site.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait", "--ignore-not-found")
     left = _remove_crds(site)
     owned.delete(site, "namespace", OPERATOR_NAMESPACE)
     return left
