@@ -105,7 +105,7 @@ def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str,
         message = f"container {name} needed more than its memory limit of {limit}, restarts: {restarts}; raise spec.model.memory"
         return Cause(Reason.OUT_OF_MEMORY, message, since, hopeless)
     # Kubelet ends a container whose start-up probe failed too often by SIGTERM (an engine may answer with 0), then SIGKILL.
-    if code in {0, 137, 143} and startup and _lasted(ended) >= startup and not _was_ready_in(ended, pod):
+    if code in {0, 137, 143} and startup and _lasted(ended) >= startup - _early(name, pod) and not _was_ready_in(ended, pod):
         message = (
             f"container {name} was not up within its start-up window of {int(startup.total_seconds())} s (restarts: {restarts}); "
             f"see why loading is slow, or raise spec.startup.timeout{_log_tail(ended)}"
@@ -159,6 +159,15 @@ def _was_ready_in(run: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
 def _lasted(run: Mapping[str, Any]) -> timedelta:
     begin, end = moment(run.get("startedAt")), moment(run.get("finishedAt"))
     return end - begin if begin and end else timedelta(0)
+
+
+def _early(name: str, pod: Mapping[str, Any]) -> timedelta:
+    """How long before its window is over a container may be ended for not being up.
+
+    Kubelet's first look comes within one period of the start, at a random moment, so the last of N looks comes up to a period early.
+    Beside that, both times are cut to whole seconds.
+    """
+    return timedelta(seconds=int((_spec(name, pod).get("startupProbe") or {}).get("periodSeconds") or 10) + 1)
 
 
 def _spec(name: str, pod: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -76,6 +76,19 @@ def test_a_container_that_is_not_ready_says_why_and_what_to_do(state: Json, reas
     assert [part for part in says if part not in cause.message] == []
 
 
+@pytest.mark.parametrize(
+    ("seconds", "reason"),
+    [(588, Reason.ENGINE_CRASHING), (589, Reason.STARTUP_TIMEOUT), (597, Reason.STARTUP_TIMEOUT), (605, Reason.STARTUP_TIMEOUT)],
+)
+def test_a_start_that_was_ended_up_to_one_period_early_ran_into_its_window_too(seconds: int, reason: Reason) -> None:
+    """Kubelet's looks begin at a random moment of the first period: of 600 s a container may get 590."""
+    end = an_end(143, started=at(), finished=at(seconds=seconds))
+    pod = down(waiting("CrashLoopBackOff", restarts=1, last=end))
+    pod["spec"]["containers"][0]["startupProbe"] = {"periodSeconds": 10, "failureThreshold": 60}
+
+    assert cause_of(pod).reason is reason
+
+
 def test_the_two_faces_of_a_failed_pull_read_the_same_so_that_the_status_does_not_flicker() -> None:
     pulling = cause_of(down(waiting("ErrImagePull", NOT_FOUND)))
     backing_off = cause_of(
