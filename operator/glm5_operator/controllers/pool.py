@@ -47,7 +47,7 @@ class PoolController:
         if pool is None:
             return await self._release(key)
         plan = await self._plan(pool)
-        failures = await self._apply(plan.changes)
+        failures = await self._apply(key.name, plan.changes)
         report = pool_status(pool, plan, [failure.message for failure in failures], now)
         refused = await self.applier.write_status(pool, report.status)
         announce(self.events, pool, report.status)
@@ -81,12 +81,12 @@ class PoolController:
         nodes = [node for node in self.cache.list(kinds.NODE.name) if node["metadata"]["name"] in wanted]
         return intolerant(await self.daemon_sets(), nodes, names.role_taint_value(pool.spec.role))
 
-    async def _apply(self, changes: Iterable[NodeChange]) -> list[ApiFailure]:
+    async def _apply(self, pool: str, changes: Iterable[NodeChange]) -> list[ApiFailure]:
         failures = []
         for change in changes:
             node = self.cache.get(kinds.NODE.name, "", change.node)
-            if node is None:
-                continue  # gone since
+            if node is None or (change.label is None and not _is_of(pool, node)):
+                continue  # gone, or another pool's since: with each write before, time has passed
             taints = with_taint(node, change.taint)
             failure = await self.applier.patch_node(node, labels={names.POOL_LABEL: change.label}, taints=taints)
             if failure is not None:
@@ -94,7 +94,7 @@ class PoolController:
         return failures
 
     async def _release(self, key: Key) -> Outcome:
-        failures = await self._apply(plan_release(key.name, self.facts.nodes()))
+        failures = await self._apply(key.name, plan_release(key.name, self.facts.nodes()))
         return Outcome.retry(failures[0].reason) if failures else Outcome.done()
 
     def _outcome(self, plan: PoolPlan, report: PoolReport, failures: list[ApiFailure], refused: ApiFailure | None) -> Outcome:
@@ -109,3 +109,7 @@ class PoolController:
 
 def _unreadable(message: str) -> PoolPlan:
     return PoolPlan((), (), {}, None, None, 0, 0, 0, Finding("InvalidSpec", message), ())
+
+
+def _is_of(pool: str, node: Resource) -> bool:
+    return bool((node["metadata"].get("labels") or {}).get(names.POOL_LABEL) == pool)

@@ -95,8 +95,8 @@ class Applier:
     ) -> ApiFailure | None:
         """Set (or with None remove) labels of a node, and replace its taints when given; no write when nothing differs.
 
-        Taints are one atomic list that others write too, so a patch with taints carries the node's resourceVersion
-        and a concurrent change is a retryable Conflict.
+        Taints are one atomic list that others write too, and a label that is removed may have got another value since: such a patch
+        carries the node's resourceVersion, and a concurrent change is a retryable Conflict.
         """
         have = node["metadata"].get("labels") or {}
         metadata: dict[str, Any] = {}
@@ -104,6 +104,8 @@ class Applier:
         different = {name: value for name, value in labels.items() if have.get(name) != value}
         if different:
             metadata["labels"] = different
+            if None in different.values():
+                metadata["resourceVersion"] = node["metadata"]["resourceVersion"]
         if taints is not None and list(taints) != list((node.get("spec") or {}).get("taints") or ()):
             patch["spec"] = {"taints": list(taints)}
             metadata["resourceVersion"] = node["metadata"]["resourceVersion"]
