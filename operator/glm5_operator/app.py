@@ -89,7 +89,7 @@ class Operator:
 
     def news(self, kind: Kind, event: str | None, resource: Mapping[str, Any]) -> None:
         """One watch event: into the cache, and if the cache didn't know that yet, wake who cares."""
-        self.health.sign_of_life(kind.name, time.monotonic())
+        self.health.sign_of_life(kind.name, time.monotonic(), resource["metadata"].get("namespace") or "")
         known = self.cache.drop(resource) if event == "DELETED" else self.cache.put(resource)
         self.metrics.watch_events.labels(kind.name, "true" if known else "false").inc()
         if known:
@@ -248,12 +248,13 @@ def _take_signals(stop: asyncio.Event) -> None:
 async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asyncio.Event) -> None:
     settings = operator.settings
     for kind in kinds.WATCHED:
-        operator.health.expect(kind.name, time.monotonic())
+        for namespace in settings.scope.namespaces if kind.namespaced and settings.scope.namespaces else ("",):
+            operator.health.expect(kind.name, time.monotonic(), namespace)
     session = WatchSession(
         operator.client.configuration,
         operator.metrics,
         kinds.WATCHED,
-        opened=lambda kind: operator.health.sign_of_life(kind, time.monotonic()),
+        opened=lambda kind, namespace: operator.health.sign_of_life(kind, time.monotonic(), namespace),
         listed=operator.relist.request,
     )
     stack.push_async_callback(session.close)

@@ -25,31 +25,35 @@ class Health:
     reconcile_timeout: float
     started: float
     last_tick: float = 0.0
-    seen: dict[str, float] = field(default_factory=dict)
+    seen: dict[tuple[str, str], float] = field(default_factory=dict)  # by kind and namespace: each has a watch of its own
     synced: bool = False
 
-    def expect(self, kind: str, now: float) -> None:
-        """From now on this kind's watch must show signs of life."""
-        self.seen.setdefault(kind, now)
+    def expect(self, kind: str, now: float, namespace: str = "") -> None:
+        """From now on this watch must show signs of life; without a namespace it is the one of the whole cluster."""
+        self.seen.setdefault((kind, namespace), now)
 
-    def sign_of_life(self, kind: str, now: float) -> None:
-        """Its watch delivered something or was (re)opened."""
-        if kind in self.seen:
-            self.seen[kind] = now
+    def sign_of_life(self, kind: str, now: float, namespace: str = "") -> None:
+        """The watch delivered something or was (re)opened. In a namespace that has no watch of its own it is the whole cluster's."""
+        watch = (kind, namespace) if (kind, namespace) in self.seen else (kind, "")
+        if watch in self.seen:
+            self.seen[watch] = now
 
     def tick(self, now: float) -> None:
         """The event loop ran."""
         self.last_tick = now
 
     def watch_ages(self, now: float) -> Mapping[tuple[str, ...], float]:
-        """Kind → seconds since its last sign of life, for the metrics."""
-        return {(kind,): now - moment for kind, moment in self.seen.items()}
+        """Kind → seconds since the last sign of life, of its most silent watch, for the metrics."""
+        ages: dict[tuple[str, ...], float] = {}
+        for (kind, _), moment in self.seen.items():
+            ages[kind,] = max(ages.get((kind,), 0.0), now - moment)
+        return ages
 
     def live_faults(self, now: float, queue: WorkQueue, *, working: bool) -> list[str]:
         """Why a restart is due; empty is healthy. A standby (`working` false) isn't judged by its queue."""
         faults = [
-            f"the watch of {kind} gave no sign of life for {now - moment:.0f} s"
-            for kind, moment in sorted(self.seen.items())
+            f"the watch of {kind}{f' in namespace {namespace}' if namespace else ''} gave no sign of life for {now - moment:.0f} s"
+            for (kind, namespace), moment in sorted(self.seen.items())
             if now - moment > self.dead_after
         ]
         if now - self.last_tick > LAG_LIMIT:

@@ -132,7 +132,7 @@ class WatchSession:
         configuration: Configuration,
         metrics: Metrics,
         kinds: Collection[Kind],
-        opened: Callable[[str], None],
+        opened: Callable[[str, str], None],
         listed: Callable[[str], None],
     ) -> None:
         self._configuration = configuration
@@ -177,7 +177,7 @@ class WatchSession:
         self._metrics.api_requests.labels("watch" if watch else "list", kind, str(params.response.status)).inc()
         if not kind or params.response.status >= 300:
             return
-        self._opened(kind)
+        self._opened(kind, _namespace_of(params.url.path))
         if not watch and "continue" not in params.url.query:
             self._listed(kind)
 
@@ -186,3 +186,9 @@ class WatchSession:
     ) -> None:
         kind = self._kinds.get(params.url.path.rsplit("/", 1)[-1], "")
         self._metrics.api_requests.labels("watch" if "watch" in params.url.query else "list", kind, "error").inc()
+
+
+def _namespace_of(path: str) -> str:
+    """The namespace whose objects a list or watch is about, "" for all: `/api/v1/namespaces/team/pods` → `team`."""
+    parts = path.split("/")
+    return parts[-2] if len(parts) > 3 and parts[-3] == "namespaces" else ""

@@ -47,6 +47,24 @@ def test_a_silent_watch_fails_liveness_and_names_its_kind() -> None:
     assert faults(health, 201.0) == []
 
 
+def test_a_dead_watch_of_one_namespace_does_not_hide_behind_the_others() -> None:
+    health = a_health()
+    for namespace in ("prod", "test"):
+        health.expect("Pod", 0.0, namespace)
+    health.sign_of_life("Pod", 170.0, "test")
+
+    assert faults(health, 190.0) == ["the watch of Pod in namespace prod gave no sign of life for 190 s"]
+    assert health.watch_ages(190.0) == {("Pod",): 190.0}
+
+
+def test_news_of_any_namespace_are_a_sign_of_life_of_the_clusters_one_watch() -> None:
+    health = a_health()
+    health.expect("Pod", 0.0)
+    health.sign_of_life("Pod", 170.0, "prod")
+
+    assert faults(health, 190.0) == []
+
+
 def test_a_kind_that_is_not_watched_yet_is_not_missed() -> None:
     health = a_health()
     health.sign_of_life("Pod", 0.0)
