@@ -52,19 +52,17 @@ POD: Final = Kind("Pod", "", "v1", "pods", watched=True)
 """Without a selector: pods of others hold cards too, and no label or field tells which. The cache keeps only those that do."""
 DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments", watched=True, selector=_OURS)
 CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", watched=True, selector=_OURS)
-CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS)
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
-NETWORK_POLICY: Final = Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", selector=_OURS)
 DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
 EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events", cached=False)
 LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases", cached=False)
 NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False, cached=False)
 
 ALL: Final = (
-    SERVICE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY,
-    DAEMON_SET, EVENT, LEASE, NAMESPACE,
+    SERVICE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, DAEMON_SET, EVENT, LEASE, NAMESPACE,
 )  # fmt: skip
-CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, CONFIG_MAP, DISRUPTION_BUDGET, NETWORK_POLICY)
+CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET)
+"""What `plan` makes, and nothing besides: the rights follow from it (tests/unit/kube/test_rights.py)."""
 CACHED: Final = tuple(kind for kind in ALL if kind.cached)
 WATCHED: Final = tuple(kind for kind in ALL if kind.watched)
 BY_NAME: Final = {kind.name: kind for kind in ALL}

@@ -1,6 +1,7 @@
 """What the operator may do in a cluster: the one table from which the chart's roles are written (hack/generate.py).
 
-A request that isn't listed here is refused by the API server; tests/api/chart runs the operator under exactly these rights. Data only.
+A request that isn't listed here is refused by the API server. tests/api/chart runs the operator under exactly these rights, and finds
+each of them used in the API server's audit log, but one that only admission asks for. Data only.
 """
 
 from __future__ import annotations

@@ -21,11 +21,13 @@ import httpx
 import pytest
 import yaml
 
-from tests.cluster.api import ApiCluster
+from glm5_operator.kube.rights import Right
+from tests.cluster.api import ApiCluster, ApiOptions
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
 from tests.support.chart import CHART, Chart, Document, only
 
+AUDIT_POLICY = Path(__file__).parents[2] / "support" / "audit-operator.yaml"
 SYSTEM = "glm5-system"
 RELEASE = "glm5"
 
@@ -72,7 +74,7 @@ class Release:
 
 @pytest.fixture(scope="module")
 def chart_cluster() -> Iterator[ApiCluster]:
-    with ApiCluster.start() as cluster:
+    with ApiCluster.start(options=ApiOptions(audit_policy=AUDIT_POLICY)) as cluster:
         yield cluster
 
 
@@ -144,6 +146,39 @@ def condition(resource: Document, kind: str) -> dict[str, Any]:
     """One condition of an object, {} while it isn't there."""
     conditions = (resource.get("status") or {}).get("conditions") or ()
     return next((dict(item) for item in conditions if item["type"] == kind), {})
+
+
+Use = tuple[str, str, str]
+"""API group, resource (with its subresource as `plural/name`), verb."""
+
+
+def used_by(account: str, cluster: ApiCluster) -> set[Use]:
+    """What an account was allowed and did, by the audit log. An apply that made an object needed the right to create it beside its own."""
+    uses = set()
+    for line in cluster.audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        target = entry.get("objectRef") or {}
+        if entry["user"]["username"] != f"system:serviceaccount:{SYSTEM}:{account}" or "resource" not in target:
+            continue
+        resource = "/".join(part for part in (target["resource"], target.get("subresource")) if part)
+        code = entry["responseStatus"]["code"]
+        verbs = {entry["verb"]} if code != 403 else set()
+        if entry["verb"] == "patch" and code == 201:
+            verbs.add("create")
+        uses |= {(target.get("apiGroup", ""), resource, verb) for verb in verbs}
+    return uses
+
+
+def granted_by(*tables: tuple[Right, ...]) -> set[Use]:
+    """What the tables of rights allow."""
+    return {
+        (group, resource, verb)
+        for table in tables
+        for right in table
+        for group in right.groups
+        for resource in right.resources
+        for verb in right.verbs
+    }
 
 
 def operator_pod(documents: list[Document]) -> Document:

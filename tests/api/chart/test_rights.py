@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.chart.conftest import SYSTEM, Release, Running, Start, as_json, condition, operator_pod
+from glm5_operator.api import names
+from glm5_operator.kube import rights
+from tests.api.chart.conftest import SYSTEM, Release, Running, Start, as_json, condition, granted_by, operator_pod, used_by
 from tests.cluster.api import ApiCluster
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
@@ -35,6 +37,40 @@ SERVICE: dict[str, Any] = {
 SERVICES = "/apis/glm5.dev/v1alpha1/namespaces/team/glm5services"
 POOLS = "/apis/glm5.dev/v1alpha1/npupools"
 REFUSALS = re.compile(r"forbidden|unauthorized|\b40[13]\b", re.IGNORECASE)
+
+
+ASKED_BY_ADMISSION = {("glm5.dev", "glm5services/finalizers", "update")}
+"""Never a request: OwnerReferencesPermissionEnforcement, where it is on, asks for it when a child with blockOwnerDeletion is written."""
+
+
+def leftovers(owner: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Children of a service that no plan has (say, of an older version of the operator), each with the path of its collection."""
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": "chat",
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+    }
+    metadata = {"name": "leftover", "labels": names.child_labels("chat"), "ownerReferences": [reference]}
+    labels = {"a": "b"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "c:1"}]}}
+    deployment = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+    return [
+        (
+            "/apis/apps/v1/namespaces/team/deployments",
+            {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": deployment},
+        ),
+        (
+            "/api/v1/namespaces/team/services",
+            {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 1}]}},
+        ),
+    ]
+
+
+def events_of(release: Release, name: str) -> list[dict[str, Any]]:
+    items = release.get("/apis/events.k8s.io/v1/namespaces/team/events")["items"]
+    return [item for item in items if item["regarding"]["name"] == name]
 
 
 def node_marks(cluster: ApiCluster) -> list[tuple[str | None, list[str]]]:
@@ -81,7 +117,17 @@ def test_the_operator_does_its_whole_work_under_exactly_the_charts_roles(install
     wait_for("the change to serve", lambda: (installed.get(f"{SERVICES}/chat")["status"].get("readyReplicas")) == 2, timeout=60)
     wait_for("it to settle", lambda: condition(installed.get(f"{SERVICES}/chat"), "Ready").get("reason") == "Serving", timeout=60)
 
-    # Budgets and policies come and go with what they carry; deleting a child, and one that is in the way, need their own verbs.
+    # A budget goes with the second replica, a child without a place in the plan at once; trouble is told by an Event.
+    cluster.http.patch(f"{SERVICES}/chat", json={"spec": {"replicas": 1}}, headers=headers).raise_for_status()
+    for path, leftover in leftovers(installed.get(f"{SERVICES}/chat")):
+        cluster.http.post(path, json=leftover).raise_for_status()
+        wait_for(f"{path}/leftover to go", lambda path=path: not installed.get(f"{path}/leftover"), timeout=60)
+    wait_for("the budget to go", lambda: installed.get("/apis/policy/v1/namespaces/team/poddisruptionbudgets")["items"] == [], timeout=60)
+    lost = {**SERVICE, "metadata": {"name": "lost", "namespace": "team"}, "spec": {**SERVICE["spec"], "pool": "nowhere"}}
+    cluster.http.post(SERVICES, json=lost).raise_for_status()
+    wait_for("an Event", lambda: events_of(installed, "lost"), timeout=60)
+    cluster.http.delete(f"{SERVICES}/lost").raise_for_status()
+
     cluster.kubectl("delete", "deployment", "chat-engine", "--namespace", "team")
     wait_for("the Deployment to be back", lambda: installed.get("/apis/apps/v1/namespaces/team/deployments/chat-engine"), timeout=30)
 
@@ -92,6 +138,7 @@ def test_the_operator_does_its_whole_work_under_exactly_the_charts_roles(install
 
     assert operator.process.poll() is None
     assert refused(operator) == []
+    assert granted_by(rights.CLUSTER, rights.NAMESPACE) - used_by(account, cluster) == ASKED_BY_ADMISSION, "rights that nothing needs"
 
 
 def test_cleanup_takes_the_lease_and_releases_all_nodes_under_exactly_its_hooks_roles(
@@ -114,6 +161,8 @@ def test_cleanup_takes_the_lease_and_releases_all_nodes_under_exactly_its_hooks_
     assert operator.process.wait(30) != 0, "whoever loses the lease ends"
     assert node_marks(cluster) == [(None, [])] * 2
     assert not REFUSALS.search(cleanup.said())
+    account = pod["spec"]["serviceAccountName"]
+    assert granted_by(rights.CLEANUP_CLUSTER, rights.CLEANUP_NAMESPACE) - used_by(account, cluster) == set(), "rights that nothing needs"
 
 
 @pytest.mark.parametrize(

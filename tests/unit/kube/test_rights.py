@@ -1,0 +1,15 @@
+"""The rights follow from what is planned. Pure."""
+
+from __future__ import annotations
+
+from glm5_operator.kube import kinds, rights
+
+WRITING = {"create", "update", "patch", "delete"}
+
+
+def test_nothing_is_written_but_what_plans_make_and_what_carries_marks() -> None:
+    written = {resource.split("/")[0] for right in rights.CLUSTER if WRITING & set(right.verbs) for resource in right.resources}
+    children = {kind.plural for kind in kinds.CHILDREN}
+
+    assert written == children | {"glm5services", "npupools", "nodes", "events"}
+    assert children == {"deployments", "services", "poddisruptionbudgets"}
