@@ -18,6 +18,7 @@ import logging
 import random
 import threading
 import time
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ from glm5_runtime.engine import checks
 from glm5_runtime.engine.errors import EngineDead, QueueFull
 from glm5_runtime.engine.request import FinishReason, Output, Request, SamplingParams
 from glm5_runtime.engine.sequence import Sequence
-from glm5_runtime.engine.stats import EngineStats
+from glm5_runtime.engine.stats import STEP_TOKENS, EngineStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,8 @@ class Engine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._warm_up_tokens = 0
+        self._step_tokens = [0] * (len(STEP_TOKENS) + 1)
+        self._step_tokens_sum = 0
 
     def start(self) -> None:
         """Start the thread. Its first act is a token of its own, so readiness needs no request and the first user no patience."""
@@ -122,6 +125,8 @@ class Engine:
             tokens_since_start=self._generation_tokens + self._warm_up_tokens,
             alive=self._thread is not None and self._thread.is_alive() and not self._ended,
             preemptions=self._scheduler.preemptions,
+            step_tokens=tuple(self._step_tokens),
+            step_tokens_sum=self._step_tokens_sum,
         )
 
     def _run(self) -> None:
@@ -178,16 +183,22 @@ class Engine:
         plan = self._scheduler.schedule()
         if not plan:
             return
+        now, tokens = self._clock(), sum(step.count for step in plan)
+        for step in plan:
+            if step.sequence.scheduled is None:
+                step.sequence.scheduled = now
         try:
             chosen = self._runner.run(plan)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
-            log.error("out of memory in a step of %d tokens: its %d requests fail", sum(step.count for step in plan), len(plan))
+            log.error("out of memory in a step of %d tokens: its %d requests fail: %s", tokens, len(plan), str(error)[:300])
             message = f"out of memory: {error}; lower --max-batched-tokens or --max-sequences"
             for step in plan:
-                self._finish(step.sequence, FinishReason.ERROR, error=message)
+                self._finish(step.sequence, FinishReason.ERROR, error=message, out_of_memory=True)
             return
+        self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
+        self._step_tokens_sum += tokens
         self._deliver(plan, chosen)
         self._last_progress = self._clock()
 
@@ -219,10 +230,18 @@ class Engine:
         elif not _tell(sequence, choice, None):
             self._release(sequence)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, choice: Chosen | None = None, error: str | None = None) -> None:
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        choice: Chosen | None = None,
+        error: str | None = None,
+        *,
+        out_of_memory: bool = False,
+    ) -> None:
         """Free what the sequence holds, then say the last word: who reads it finds the place free."""
         self._release(sequence)
-        _tell(sequence, choice, reason, error)
+        _tell(sequence, choice, reason, error, out_of_memory=out_of_memory)
 
     def _release(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
@@ -240,7 +259,9 @@ class Engine:
             self._finish(sequence, reason, error=error)
 
 
-def _tell(sequence: Sequence, choice: Chosen | None, reason: FinishReason | None, error: str | None = None) -> bool:
+def _tell(
+    sequence: Sequence, choice: Chosen | None, reason: FinishReason | None, error: str | None = None, *, out_of_memory: bool = False
+) -> bool:
     """Call the sink; False when it raises: nobody is listening any more, and that is no trouble of the others."""
     is_first = sequence.produced <= 1 and sequence.params.prompt_logprobs is not None
     output = Output(
@@ -250,6 +271,8 @@ def _tell(sequence: Sequence, choice: Chosen | None, reason: FinishReason | None
         finish_reason=reason,
         error=error,
         prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and error is None and reason is not FinishReason.ABORT else None,
+        out_of_memory=out_of_memory,
+        scheduled=sequence.scheduled,
     )
     try:
         sequence.sink(output)

@@ -24,6 +24,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     produced: int = 0
+    scheduled: float | None = None  # when its first step began; a preemption doesn't change it
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)

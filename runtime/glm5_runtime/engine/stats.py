@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the histogram of tokens in a step: vLLM's buckets."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -11,7 +14,8 @@ class EngineStats:
 
     `kv_usage` is the share of cache pages in use (0..1). `last_progress` is `time.monotonic()` of the last finished
     step, or of the moment work reached an idle engine: an engine with work is stuck when it grows old.
-    `tokens_since_start` counts every produced token, the warm-up's too; the totals count only requests.
+    `tokens_since_start` counts every produced token, the warm-up's too; the totals count only requests. `step_tokens` counts steps by
+    the tokens computed in them: one entry for each bound of STEP_TOKENS, one for larger ones; `step_tokens_sum` is all their tokens.
     """
 
     running: int
@@ -23,6 +27,8 @@ class EngineStats:
     tokens_since_start: int
     alive: bool
     preemptions: int
+    step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
+    step_tokens_sum: int = 0
 
     @property
     def has_work(self) -> bool:

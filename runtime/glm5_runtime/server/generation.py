@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from glm5_runtime.server.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+_OUT_OF_MEMORY_RETRY = 5  # seconds; the requests beside it end meanwhile
 
 
 class EnginePort(Protocol):
@@ -101,6 +102,7 @@ class Generation:
             if index not in self._open:
                 continue  # the tail of a choice that a stop string has ended
             piece = self.choices[index].feed(output)
+            self._timers[index].scheduled = output.scheduled
             if output.token is not None:
                 self._timers[index].token(self._metrics)
             if piece.finish is not None:
@@ -134,6 +136,9 @@ class Generation:
         if output.finish_reason is FinishReason.ABORT:
             return ApiError(503, "the server stopped this request because it is shutting down", code="aborted", retry_after=1)
         logger.error("request failed id=%s error=%s", self.id, (output.error or "unknown")[:300])
+        if output.out_of_memory:
+            why = "the server had no memory left for this request; retry later, or send a shorter one"
+            return ApiError(503, why, code="out_of_memory", retry_after=_OUT_OF_MEMORY_RETRY)
         return ApiError(500, output.error or "the engine failed on this request", code="engine_error")
 
 
@@ -146,6 +151,7 @@ class _Timer:
     max_tokens: int
     first: float | None = None
     last: float = 0.0
+    scheduled: float | None = None
 
     def token(self, metrics: Metrics) -> None:
         now = time.monotonic()
@@ -167,3 +173,8 @@ class _Timer:
             seconds=now - self.started,
             decode_seconds=decode,
         )
+        if self.scheduled is None:
+            return  # it never left the queue
+        metrics.queued(self.scheduled - self.started)
+        if self.first is not None:
+            metrics.computed(prefill_seconds=self.first - self.scheduled, inference_seconds=self.last - self.scheduled)

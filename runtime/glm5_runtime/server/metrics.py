@@ -7,13 +7,15 @@ first event hides that event from rate(). Token totals and gauges are the engine
 from __future__ import annotations
 
 from importlib.metadata import version
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from glm5_runtime.engine.request import FinishReason
+from glm5_runtime.engine.stats import STEP_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,6 +48,9 @@ class Metrics:
         self._per_token = self._histogram("request_time_per_output_token_seconds", "Mean time per token after the first.", NEXT_TOKEN)
         self._latency = self._histogram("e2e_request_latency_seconds", "Time from arrival to the end.", LATENCY)
         self._decode = self._histogram("request_decode_time_seconds", "Time from the first token to the last.", LATENCY)
+        self._queue = self._histogram("request_queue_time_seconds", "Time from arrival to the first step.", LATENCY)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Time from the first step to the first token.", LATENCY)
+        self._inference = self._histogram("request_inference_time_seconds", "Time from the first step to the last token.", LATENCY)
         self._prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens by request.", TOKENS)
         self._generation_tokens = self._histogram("request_generation_tokens", "Produced tokens by request.", TOKENS)
         self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens by request.", TOKENS)
@@ -78,6 +83,15 @@ class Metrics:
             self._decode.observe(decode_seconds)
             if tokens > 1:
                 self._per_token.observe(decode_seconds / (tokens - 1))
+
+    def queued(self, seconds: float) -> None:
+        """A choice that has ended had waited this long."""
+        self._queue.observe(max(seconds, 0.0))
+
+    def computed(self, *, prefill_seconds: float, inference_seconds: float) -> None:
+        """A choice that has ended had produced tokens."""
+        self._prefill.observe(prefill_seconds)
+        self._inference.observe(inference_seconds)
 
     def rejected(self, reason: str) -> None:
         """A request was refused; `reason` is one of REJECTIONS."""
@@ -115,3 +129,20 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             counter.add_metric(self._values, float(value))
             yield counter
+        yield self._waiting_by_reason(stats)
+        yield self._step_tokens(stats)
+
+    def _waiting_by_reason(self, stats: EngineStats | None) -> Metric:
+        """All who wait here wait for a place or for pages; nothing is put off for another reason."""
+        gauge = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Requests waiting, by reason.", labels=(*LABELS, "reason"))
+        gauge.add_metric((*self._values, "capacity"), float(stats.waiting if stats else 0))
+        gauge.add_metric((*self._values, "deferred"), 0.0)
+        return gauge
+
+    def _step_tokens(self, stats: EngineStats | None) -> Metric:
+        counts = accumulate(stats.step_tokens if stats else (0,) * (len(STEP_TOKENS) + 1))
+        bounds = [*(str(float(bound)) for bound in STEP_TOKENS), "+Inf"]
+        histogram = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens computed in one step.", labels=LABELS)
+        buckets = [(bound, float(count)) for bound, count in zip(bounds, counts, strict=True)]
+        histogram.add_metric(self._values, buckets, float(stats.step_tokens_sum if stats else 0))
+        return histogram

@@ -78,6 +78,7 @@ def test_out_of_memory_fails_the_step_and_the_engine_goes_on(error: Exception, b
     assert last.error is not None
     assert last.error.startswith("out of memory: ")
     assert "--max-batched-tokens" in last.error
+    assert last.out_of_memory
     assert bench.client.send(WHO, greedy(100)).tokens() == ANSWER
     assert bench.engine.stats().alive
     assert bench.engine.stats().kv_usage == 0.0
@@ -95,6 +96,7 @@ def test_any_other_fault_fails_everyone_and_the_engine_says_that_it_is_dead(erro
         assert last.finish_reason is FinishReason.ERROR
         assert last.error is not None
         assert str(error) in last.error
+        assert not last.out_of_memory
     poll(lambda: not bench.engine.stats().alive, "health falls")
     with pytest.raises(EngineDead, match="restarted"):
         bench.client.send(WHO, greedy(1))

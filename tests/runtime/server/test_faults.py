@@ -93,7 +93,10 @@ async def test_lasting_memory_shortage_is_confirmed_by_a_probe_and_a_token_bring
     client, device = rig
     device.error = RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB")
 
-    assert (await client.post(CHAT, json=PING)).status_code == 500
+    reply = await client.post(CHAT, json=PING)
+    assert (reply.status_code, error_of(reply)["code"]) == (503, "out_of_memory")
+    assert int(reply.headers["retry-after"]) > 0
+    assert "GiB" not in error_of(reply)["message"]
     assert (await _until_status(client, "/health/ready", 503))["reason"] == "Failing"
     assert (await client.get("/health")).status_code == 200
     assert (await _until_status(client, "/health", 503))["reason"] == "Failing"
@@ -111,7 +114,7 @@ async def test_one_failed_request_does_not_take_the_server_out_of_traffic(rig: t
 
     seen = [(await client.get("/health/ready")).status_code for _ in range(20)]
 
-    assert reply.status_code == 500
+    assert reply.status_code == 503
     assert set(seen) == {200}
     assert (await client.post(CHAT, json=PING)).status_code == 200
 
