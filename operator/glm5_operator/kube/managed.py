@@ -18,23 +18,39 @@ if TYPE_CHECKING:
     from glm5_operator.kube.types import Resource
 
 _IDENTITY: Final = frozenset({"apiVersion", "kind"})
-_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+_QUANTITY: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)")
 _SCALE: Final[Mapping[str, Decimal]] = {
-    "": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
-    "P": Decimal(10**15), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+    "": Decimal(1), "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6),
+    "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
+_QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "divisor", "overhead"})
+"""Fields whose values are quantities, themselves or one level down: elsewhere `1k` and `1000` are two texts."""
+
+_OMITTED_FALSE: Final = frozenset({"hostNetwork", "hostPID", "hostIPC", "readOnly", "stdin", "stdinOnce", "tty", "paused"})
+_OMITTED_ZERO: Final = frozenset({"initialDelaySeconds", "minReadySeconds", "hostPort"})
+_KEPT_EMPTY: Final = frozenset({"storageClassName"})
+"""What the server drops when it is false, 0 or empty, because absent means the same there. Other numbers and flags are pointers in the
+API's types: there `false` is kept, and absent may mean the opposite (automountServiceAccountToken, runAsNonRoot)."""
 
 
-def holds(live: object, desired: object) -> bool:
+def holds(live: object, desired: object, name: str = "", *, quantity: bool = False) -> bool:
     """Everything desired is in `live` with our value; what the server or others added beside it doesn't matter.
 
     Lists of objects are maps by some key to the API server (containers by name, ports by number …). Which key doesn't matter here:
-    each desired item must be held by some live item. Lists of plain values are atomic and must be equal.
+    each desired item must be held by some live item. Lists of plain values are atomic and must be equal. `name` is the field's;
+    with `quantity` the value may be written in other units.
     """
+    if live is None and _is_omitted(name, desired):
+        return True
+    quantity = quantity or name in _QUANTITIES
     if isinstance(desired, Mapping):
         if not desired:
             return live is None or isinstance(live, Mapping)
-        return isinstance(live, Mapping) and all(holds(live.get(name), value) for name, value in desired.items())
+        return isinstance(live, Mapping) and all(
+            holds(live.get(field), value, field, quantity=quantity and not isinstance(value, Mapping | list))
+            for field, value in desired.items()
+        )
     if isinstance(desired, list):
         if not desired:
             return not live
@@ -43,7 +59,18 @@ def holds(live: object, desired: object) -> bool:
         if all(isinstance(item, Mapping) for item in desired):
             return all(any(holds(candidate, item) for candidate in live) for item in desired)
         return live == desired
-    return desired is None or live == desired or _same_quantity(live, desired)
+    return desired is None or live == desired or (quantity and _same_quantity(live, desired))
+
+
+def _is_omitted(name: str, value: object) -> bool:
+    """The server leaves this value out, so its absence is no drift."""
+    if value is None or value in ([], {}):
+        return True
+    if value is False:
+        return name in _OMITTED_FALSE
+    if value == "":
+        return name not in _KEPT_EMPTY
+    return value == 0 and name in _OMITTED_ZERO
 
 
 def ours(live: Resource, desired: Mapping[str, Any], subresource: str = "") -> bool:
@@ -90,8 +117,8 @@ def _covers(fields: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
             continue
         owned = fields.get(f"f:{name}")
         if owned is None:
-            if value in ({}, []):
-                continue  # dropped by the server
+            if _is_omitted(name, value):
+                continue
             return False
         if not _covers_value(owned, value):
             return False
@@ -113,16 +140,19 @@ def _covers_value(owned: Mapping[str, Any], value: object) -> bool:
     return True
 
 
-def _touches(fields: Mapping[str, Any], desired: object, live: object) -> bool:
+def _touches(fields: Mapping[str, Any], desired: object, live: object, name: str = "", *, quantity: bool = False) -> bool:
     """Some field of `fields` is desired, and its live value isn't the desired one."""
-    if holds(live, desired):
+    if holds(live, desired, name, quantity=quantity):
         return False
     if not fields or not isinstance(desired, Mapping | list):
         return True
     if isinstance(desired, Mapping):
         return any(
-            f"f:{name}" in fields and _touches(fields[f"f:{name}"], value, live.get(name) if isinstance(live, Mapping) else None)
-            for name, value in desired.items()
+            f"f:{field}" in fields
+            and _touches(
+                fields[f"f:{field}"], value, live.get(field) if isinstance(live, Mapping) else None, field, quantity=name in _QUANTITIES
+            )
+            for field, value in desired.items()
         )
     candidates = live if isinstance(live, list) else []
     for key, owned in _list_entries(fields):
@@ -145,10 +175,14 @@ def _matches(key: Mapping[str, Any], item: object) -> bool:
 
 
 def _same_quantity(live: object, desired: object) -> bool:
-    """`1024Mi` comes back as `1Gi`, and a number given for a quantity as a string."""
-    if isinstance(live, bool) or isinstance(desired, bool) or not isinstance(live, str | int) or not isinstance(desired, str | int | float):
-        return False
-    left, right = _QUANTITY.fullmatch(str(live)), _QUANTITY.fullmatch(str(desired))
-    if left is None or right is None:
-        return False
-    return Decimal(left[1]) * _SCALE[left[2] or ""] == Decimal(right[1]) * _SCALE[right[2] or ""]
+    """`1024Mi` comes back as `1Gi`, `1e3` as `1k`, `0.5` as `500m`, and a number given for a quantity as a string."""
+    left, right = _amount(live), _amount(desired)
+    return left is not None and left == right
+
+
+def _amount(value: object) -> Decimal | None:
+    found = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    if found is None:
+        return None
+    number, exponent, suffix = found.groups()
+    return Decimal(number).scaleb(int(exponent)) if exponent else Decimal(number) * _SCALE[suffix or ""]

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.api.conftest import Operated
 from tests.support.documents import tiny
 from tests.support.kube import Json, Kube, stays, until
 
 SERVICES = 20
-WINDOW = 15  # seconds; the case waits ten minutes, and nothing here happens on a timer shorter than that but the relist
+WINDOW = 15  # seconds; the case waits ten minutes: its timers are shortened by as much
+OFTEN = {"GLM5_OPERATOR_QUEUE_RESYNC": "3", "GLM5_OPERATOR_WATCH_RELIST": "5"}
+OMITTED = {
+    "spec": {
+        "hostNetwork": False,
+        "nodeSelector": {},
+        "tolerations": [],
+        "containers": [
+            {
+                "name": "engine",
+                "tty": False,
+                "workingDir": "",
+                "env": [{"name": "EMPTY", "value": ""}],
+                "resources": {"requests": {"cpu": 0.5, "ephemeral-storage": "1e3"}},
+                "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False}],
+            }
+        ],
+        "volumes": [{"name": "scratch", "emptyDir": {"medium": "", "sizeLimit": "1024Mi"}}],
+    }
+}
+"""What the API server leaves out, or gives back in other words."""
 
 
 def test_twenty_healthy_services_cause_no_write_neither_idle_nor_after_a_restart(operated: Operated, kube: Kube, home: str) -> None:
@@ -26,6 +50,38 @@ def test_twenty_healthy_services_cause_no_write_neither_idle_nor_after_a_restart
     until("a reconcile of everything", lambda: operated.operator.said().count(f"GLM5Service/{home}/") >= SERVICES, 30)
     stays("every version", lambda: _versions(kube, home) == versions, 3)
     assert operated.operator.writes() == 0
+
+
+@pytest.fixture
+def resyncing(operated: Operated) -> Iterator[Operated]:
+    """The operator with resync and relist so short that several fall into the window; afterwards it has its usual ones."""
+    operator, usual = operated.operator, dict(operated.operator.settings)
+    operator.stop()
+    operator.settings.update(OFTEN)
+    operator.start()
+    yield operated
+    operator.stop()
+    operator.settings.clear()
+    operator.settings.update(usual)
+    operator.start()
+
+
+@pytest.mark.parametrize("template", [{}, OMITTED], ids=["plain", "with what the server leaves out"])
+def test_resyncs_and_relists_of_what_is_in_order_write_nothing(resyncing: Operated, kube: Kube, home: str, template: Json) -> None:
+    for name in ("chat", "other"):
+        kube.create(tiny(home, name, podTemplate=template))
+    for name in ("chat", "other"):
+        kube.wait_ready(home, name)
+    until("the pool to have counted the cards", lambda: kube.get("NPUPool", "", "inference")["status"]["cards"]["held"] == 2, 20)
+    written, looked = resyncing.operator.writes(), _looked(resyncing, home)
+
+    stays("no write", lambda: resyncing.operator.writes() == written, WINDOW, lambda: str(resyncing.writes(home)))
+
+    assert _looked(resyncing, home) >= looked + 2 * 3, "each was looked at several times"
+
+
+def _looked(operated: Operated, home: str) -> int:
+    return operated.operator.said().count(f"GLM5Service/{home}/")
 
 
 def test_a_service_costs_few_writes_until_it_is_ready(operated: Operated, kube: Kube, home: str) -> None:

@@ -25,10 +25,17 @@ Json = dict[str, Any]
         ({"env": [{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]}, {"env": [{"name": "A", "value": "1"}]}, True),
         ({"env": [{"name": "A", "value": "2"}]}, {"env": [{"name": "A", "value": "1"}]}, False),
         ({"env": []}, {"env": [{"name": "A", "value": "1"}]}, False),
-        ({"memory": "1Gi"}, {"memory": "1024Mi"}, True),
-        ({"memory": "1Gi"}, {"memory": "1025Mi"}, False),
-        ({"cpu": "1"}, {"cpu": "1000m"}, True),
-        ({"cards": "8"}, {"cards": 8}, True),
+        ({"limits": {"memory": "1Gi"}}, {"limits": {"memory": "1024Mi"}}, True),
+        ({"limits": {"memory": "1Gi"}}, {"limits": {"memory": "1025Mi"}}, False),
+        ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "1000m"}}, True),
+        ({"requests": {"cpu": "500m"}}, {"requests": {"cpu": 0.5}}, True),
+        ({"requests": {"cpu": "500m"}}, {"requests": {"cpu": ".5"}}, True),
+        ({"limits": {"memory": "1k"}}, {"limits": {"memory": "1e3"}}, True),
+        ({"limits": {"memory": "1E"}}, {"limits": {"memory": "1000P"}}, True),
+        ({"limits": {"memory": "1k"}}, {"limits": {"memory": "1e999999999"}}, False),
+        ({"sizeLimit": "1Gi"}, {"sizeLimit": "1024Mi"}, True),
+        ({"limits": {"cards": "8"}}, {"limits": {"cards": 8}}, True),
+        ({"env": [{"name": "A", "value": "1k"}]}, {"env": [{"name": "A", "value": "1000"}]}, False),  # a text, not a quantity
         ({"flag": True}, {"flag": 1}, True),  # Python's equality; the schema of the field settles its type
         ({"port": 8000}, {"port": "http"}, False),
         ({}, {"emptyDir": {}}, True),
@@ -37,6 +44,18 @@ Json = dict[str, Any]
         ({}, {"nothing": None}, True),
         ({}, {"list": []}, True),
         ({"list": [1]}, {"list": []}, False),
+        ({}, {"hostNetwork": False}, True),
+        ({"hostNetwork": True}, {"hostNetwork": False}, False),
+        ({"volumeMounts": [{"name": "m"}]}, {"volumeMounts": [{"name": "m", "readOnly": False}]}, True),
+        ({"volumeMounts": [{"name": "m", "readOnly": True}]}, {"volumeMounts": [{"name": "m", "readOnly": False}]}, False),
+        ({"env": [{"name": "A"}]}, {"env": [{"name": "A", "value": ""}]}, True),
+        ({"env": [{"name": "A", "value": "x"}]}, {"env": [{"name": "A", "value": ""}]}, False),
+        ({}, {"initialDelaySeconds": 0}, True),
+        ({}, {"nodeSelector": {}, "tolerations": []}, True),
+        ({}, {"automountServiceAccountToken": False}, False),  # absent means true
+        ({}, {"runAsNonRoot": False}, False),  # absent means the pod's
+        ({}, {"replicas": 0}, False),
+        ({}, {"storageClassName": ""}, False),  # absent means the default class
     ],
 )
 def test_a_live_object_holds_what_is_desired(live: Json, desired: Json, held: bool) -> None:
@@ -76,6 +95,13 @@ def live(*entries: Json, **spec: object) -> Json:
 
 def test_all_desired_fields_in_our_apply_entry_are_ours() -> None:
     assert managed.ours(live(entry(all_fields())), DESIRED)
+
+
+def test_what_the_server_leaves_out_needs_no_entry() -> None:
+    container = {**DESIRED["spec"]["template"]["spec"]["containers"][0], "tty": False, "workingDir": "", "env": []}
+    desired = {**DESIRED, "spec": {**DESIRED["spec"], "template": {"spec": {"containers": [container]}}}}
+
+    assert managed.ours(live(entry(all_fields())), desired)
 
 
 def test_one_field_less_is_not_ours() -> None:
