@@ -71,9 +71,6 @@ def _refuse_unsupported(body: ChatRequest) -> None:
         raise unsupported("response_format", f"{body.response_format.type} needs structured output, which is not available in this version")
     if isinstance(body.tool_choice, dict) or body.tool_choice == "required":
         raise unsupported("tool_choice", "forcing a call needs structured output, which is not available in this version; use auto or none")
-    for index, tool in enumerate(body.tools):
-        if tool.function.strict:
-            raise unsupported(f"tools[{index}].function.strict", "it needs structured output, which is not available in this version")
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
 

@@ -138,7 +138,7 @@ class FunctionDef(BaseModel):
     name: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # set by clients as a matter of course; accepted, arguments are as the model writes them
 
 
 class ToolDef(BaseModel):

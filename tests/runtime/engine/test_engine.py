@@ -37,13 +37,21 @@ def test_known_answers_come_token_for_token_in_full_batches(client: Client) -> N
 def test_plain_text_agrees_up_to_the_first_near_tie(client: Client) -> None:
     rows = _rows("text")
     streams = [client.send(prompt, greedy(limit, logprobs=2)) for _, prompt, _, limit in rows]
+    compared = 0
     for stream, (_, _, expected, _) in zip(streams, rows, strict=True):
-        for output, token in zip(stream.all(), expected, strict=False):
-            assert output.logprob is not None
-            (_, best), (_, second) = output.logprob.top
-            if best - second < 1e-3:
-                break
-            assert output.token == token
+        outputs = stream.all()
+        near_tie = next((index for index, output in enumerate(outputs) if _lead(output) < 1e-3), None)
+        got = [output.token for output in outputs][:near_tie]
+        assert got == expected[:near_tie]  # without a near tie: all tokens, and as many
+        compared += len(got)
+    assert compared >= 0.9 * sum(len(expected) for _, _, expected, _ in rows), "too many near ties to have shown anything"
+
+
+def _lead(output: Output) -> float:
+    """By how much the best token was ahead of the second best, as log-probability."""
+    assert output.logprob is not None
+    (_, best), (_, second) = output.logprob.top
+    return best - second
 
 
 def test_a_request_answers_the_same_alone_and_in_company(client: Client) -> None:

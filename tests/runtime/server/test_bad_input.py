@@ -184,7 +184,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": "very"}}]}, "tools[0].function.strict"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"enable_thinking": "false"}}, "chat_template_kwargs.enable_thinking"),
     ({"continue_final_message": True}, "continue_final_message"),
@@ -219,6 +219,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"temperature": 2},
     {"response_format": {"type": "text"}},
     {"tools": []},
+    {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
     {"best_of": 1},
     {"user": "someone", "metadata": {"a": 1}, "store": False},
     {"made_up_by_a_client": {"x": 1}},
@@ -282,14 +283,15 @@ async def test_a_malformed_body_is_a_json_error_and_leaves_nothing_of_itself_in_
     assert not any("oops" in record.getMessage() or "(\udcfe" in record.getMessage() for record in caplog.records)
 
 
-async def test_deeply_nested_json_within_a_known_field_is_served_or_refused_but_never_breaks(client: httpx.AsyncClient) -> None:
-    nested: dict[str, Any] = {"type": "object"}
-    for _ in range(90):
-        nested = {"type": "object", "properties": {"x": nested}}
+@pytest.mark.parametrize(("levels", "status"), [(200, 200), (201, 400)])
+async def test_json_is_read_down_to_two_hundred_levels(client: httpx.AsyncClient, levels: int, status: int) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(levels - 5):  # body, tools, tool and function are four levels, the innermost object one
+        nested = {"x": nested}
 
     reply = await client.post(CHAT, json=chat(tools=[{"type": "function", "function": {"name": "f", "parameters": nested}}]))
 
-    assert reply.status_code in {200, 400}
+    assert reply.status_code == status
 
 
 async def test_an_unknown_path_and_a_wrong_method_are_json_errors(client: httpx.AsyncClient) -> None:

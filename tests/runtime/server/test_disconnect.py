@@ -1,6 +1,7 @@
 """A client that goes away frees its place within seconds, in every phase (A14).
 
-On real sockets. (d), through a gateway, is an end-to-end matter.
+On real sockets. (d), through a gateway, isn't shown anywhere: there is no gateway of ours yet, and one of the user's closes its
+connection to us as these clients do, or keeps the request running until it does.
 """
 
 from __future__ import annotations
