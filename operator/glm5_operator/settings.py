@@ -12,6 +12,8 @@ import re
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from glm5_operator import images
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -38,7 +40,8 @@ class Scope:
 
     namespaces: tuple[str, ...] = _setting(
         (),
-        "Namespaces whose GLM5Services are reconciled, separated by commas; none means all.",
+        "Namespaces whose GLM5Services are reconciled, separated by commas; none means all. Pods of other namespaces aren't seen then, so "
+        "the cards that they hold aren't counted.",
         "One operator a cluster is the usual case.",
     )
 
@@ -215,6 +218,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "log.format": ("text", "json"),
     "site.image_pull_policy": ("", "Always", "IfNotPresent", "Never"),
 }
+_IMAGES: Final = ("site.native_image", "site.vllm_image")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -285,6 +289,8 @@ def _decode(path: str, item: Field[Any], text: str) -> object:
         if wrong:
             raise ValueError(f"not a namespace: {', '.join(wrong)}")
         return names
+    if path in _IMAGES and text and (fault := images.fault(text)):
+        raise ValueError(fault)
     if path in _CHOICES and text not in _CHOICES[path]:
         raise ValueError(f"must be one of {', '.join(choice or '(empty)' for choice in _CHOICES[path])}")
     return text

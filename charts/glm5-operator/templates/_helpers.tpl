@@ -78,7 +78,14 @@ global.imageRegistry replaces the registry, also one that was written into the r
 {{- $tag = "" -}}
 {{- end -}}
 {{- $digest = $digest | trimPrefix "sha256:" -}}
-{{- if eq $tag "latest" -}}{{- fail (printf "%s.tag: latest says nothing about what runs; name a version, a date or a digest" .at) -}}{{- end -}}
+{{- /* The rule of operator/glm5_operator/images.py; tests/unit/chart/test_images.py holds the two together. */}}
+{{- if and $tag (not $digest) -}}
+{{- if regexMatch "(^|[._-])(latest|nightly|main|master)([._-]|$)" $tag -}}
+{{- fail (printf "%s.tag: %s says nothing about what runs tomorrow; name a version, a date or a digest" .at $tag) -}}
+{{- else if not (regexMatch "[0-9]" $tag) -}}
+{{- fail (printf "%s.tag: %s has no digit, so it is neither version nor date; name one, or a digest" .at $tag) -}}
+{{- end -}}
+{{- end -}}
 {{- if not (or $tag $digest) -}}{{- $tag = .tag | default .root.Chart.AppVersion -}}{{- end -}}
 {{- if $registry -}}{{ $registry }}/{{- end -}}
 {{- $repository -}}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from glm5_operator import images
+
 from .common import DURATION_PATTERN, QUANTITY_PATTERN
 from .known import ATTENTION_HEADS, CONTEXT_LIMIT, KNOWN_MODELS
 from .names import API_KEY_ENV, DEVICE_ENV, GROUP, POOL_LABEL, VLLM_API_KEY_ENV
@@ -61,17 +63,6 @@ _CARDS = "{0}.?tensor.orValue(1) * {0}.?pipeline.orValue(1) * {0}.?data.orValue(
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\\.{_LABEL})*"
-
-# Of an image reference: no tag and no digest means `latest`. A colon before the last slash is a registry's port.
-_IMAGE_NAME = r"([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
-_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-_IS_REFERENCE = rf"matches('^{_IMAGE_NAME}(:{_TAG})?(@[a-z0-9]+:[A-Za-z0-9=_-]+)?$')"
-_IS_PINNED = "matches('^.*(@|:[^/]+$)')"
-_IS_LATEST = "matches('(^|.*[:.-])latest([._-][^/@]*)?$')"
-_HAS_DIGEST = "contains('@')"
-
-_IMAGE_FORM = "must be an image reference such as registry.example:5000/glm5-runtime:0.1.0: no scheme, no spaces, a lower-case path"
-_IMAGE_LATEST = "the tag `latest` is refused, because it means another engine tomorrow: name a version or date tag, or a digest"
 
 # Flags that the operator sets from a field; a second value in args would win silently or stop the engine.
 # vLLM takes underscores for dashes.
@@ -232,23 +223,15 @@ def _model_rules() -> tuple[Rule, ...]:
 
 def _engine_rules() -> tuple[Rule, ...]:
     return (
-        Rule("image-form", f"self.{_IS_REFERENCE}", _IMAGE_FORM),
-        Rule(
-            "image-pinned",
-            f"self.{_IS_PINNED}",
-            "an image without a tag means `latest`: add a version or date tag, or a digest (@sha256:...)",
-        ),
-        Rule("image-not-latest", f"self.{_HAS_DIGEST} || !self.{_IS_LATEST}", _IMAGE_LATEST),
+        Rule("image-form", f"self.matches('{images.REFERENCE}')", images.NO_REFERENCE),
+        Rule("image-pinned", f"self.matches('{images.PINNED}')", images.NO_TAG),
+        Rule("image-not-latest", f"self.contains('@') || !self.matches('{images.MOVING}')", images.MOVING_TAG),
         Rule(
             "image-version",
-            f"self.{_HAS_DIGEST} || !self.matches(':[^/]+$') || self.matches(':[^/]*[0-9][^/]*$')",
-            "an image tag must say a version or a date, so contain a digit (0.1.0, v0.23.0-a3, 20261129), or the image be given by digest",
+            f"self.contains('@') || !self.matches('{images.TAGGED}') || self.matches('{images.VERSIONED}')",
+            images.NO_VERSION,
         ),
-        Rule(
-            "image-digest",
-            f"!self.{_HAS_DIGEST} || self.matches('^[^@]+@sha256:[0-9a-f]{{64}}$')",
-            "an image digest is @sha256: and 64 hexadecimal digits in lower case",
-        ),
+        Rule("image-digest", f"!self.contains('@') || self.matches('{images.DIGEST}')", images.NO_DIGEST),
         Rule(
             "args-owned",
             f"self.all(arg, !arg.matches('^--?({_OWNED_FLAGS})(=|$)'))",

@@ -82,7 +82,7 @@ class EngineSpec(Model):
         ]
         | None
     ) = None
-    """Image of the engine, by version tag, date tag or digest; `latest` and no tag are refused. Default: the operator's image for
+    """Image of the engine, by version tag, date tag or digest; moving tags and no tag are refused. Default: the operator's image for
     this engine and the pool's product.
     """
     args: Annotated[tuple[Annotated[str, Field(max_length=2048)], ...], Field(strict=False, max_length=64)] | None = Field(

@@ -94,7 +94,7 @@ def test_what_the_api_server_refuses_is_a_line_for_each_field(site: Site) -> Non
     assert run.exit_code == 6
     errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 3
-    assert any(line.startswith("error: spec.engine.image: ") and "`latest` is refused" in line for line in errors)
+    assert any(line.startswith("error: spec.engine.image: ") and "name a version or date tag" in line for line in errors)
     assert any(line.startswith("error: spec.rollout.maxUnavailable: ") for line in errors)
 
 

@@ -110,7 +110,7 @@ SERVICE_CASES = [
         _image("registry.example/glm5:latest-910b"),
         "name a version or date tag, or a digest",
     ),
-    Case("image-version", _image("quay.io/ascend/vllm-ascend:glm5-a3"), _image("quay.io/ascend/vllm-ascend:nightly"), "contain a digit"),
+    Case("image-version", _image("quay.io/ascend/vllm-ascend:glm5-a3"), _image("quay.io/ascend/vllm-ascend:stable"), "contain a digit"),
     Case(
         "image-digest", _image(f"registry.example/glm5@{DIGEST}"), _image(f"registry.example/glm5@{DIGEST[:-1]}"), "64 hexadecimal digits"
     ),

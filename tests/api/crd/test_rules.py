@@ -8,6 +8,7 @@ from glm5_operator.api.rules import RULES
 from tests.api.crd.cases import CASES, Case
 from tests.api.crd.conftest import Api
 from tests.api.crd.documents import TINY, Json, service
+from tests.support.image_tags import IMAGES
 
 pytestmark = pytest.mark.api
 
@@ -63,32 +64,6 @@ def test_the_pool_may_change_once_no_card_is_held(api: Api) -> None:
 def test_a_service_never_looked_at_may_change_its_pool(api: Api) -> None:
     _store(api, service())
     assert api.update(service({"pool": "other"})).accepted
-
-
-IMAGES = {
-    "glm5-runtime:0.1.0": True,
-    "registry.example/team/glm5-runtime:20261129": True,
-    "registry.example:5000/glm5-runtime:0.1.0": True,
-    "localhost:5000/glm5:v1": True,
-    "quay.io/ascend/vllm-ascend:v0.23.0-a3-openeuler": True,
-    "m.daocloud.io/quay.io/ascend/vllm-ascend:v0.23.0": True,
-    "swr.cn-south-1.myhuaweicloud.com/ascendhub/x@sha256:" + "a" * 64: True,
-    "glm5-runtime:0.1.0@sha256:" + "a" * 64: True,
-    "glm5-runtime": False,
-    "registry.example:5000/glm5-runtime": False,
-    "glm5-runtime:latest": False,
-    "registry.example:5000/glm5-runtime:latest": False,
-    "glm5-runtime:latest-vllm-a3-ubuntu": False,
-    "glm5-runtime:910b-latest": False,
-    "glm5-runtime:stable": False,
-    "glm5-runtime:": False,
-    "GLM5:1.0": False,
-    "glm5 runtime:1.0": False,
-    "glm5-runtime@sha256:" + "A" * 64: False,
-    "glm5-runtime@sha512:" + "a" * 64: False,
-    "https://registry.example/glm5:1.0": False,
-    "glm5:1.0\nlatest": False,
-}
 
 
 @pytest.mark.parametrize(("image", "taken"), IMAGES.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from glm5_operator import settings
+from tests.support.image_tags import IMAGES
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,6 +34,22 @@ def test_values_are_read_with_their_types() -> None:
     assert loaded.lease.enabled is False
     assert loaded.scope.namespaces == ("a", "b")
     assert loaded.log.level == "debug"
+
+
+@pytest.mark.parametrize("name", ["NATIVE_IMAGE", "VLLM_IMAGE"])
+@pytest.mark.parametrize(("image", "taken"), IMAGES.items())
+def test_a_sites_image_is_taken_by_the_rule_of_the_crds(name: str, image: str, taken: bool) -> None:
+    environment = {f"GLM5_OPERATOR_SITE_{name}": image}
+
+    if taken or image.endswith("\n"):  # settings are stripped
+        assert image.strip() in dataclasses.astuple(settings.load(environment).site)
+    else:
+        with pytest.raises(settings.SettingsError, match=f"GLM5_OPERATOR_SITE_{name}"):
+            settings.load(environment)
+
+
+def test_an_empty_image_means_that_services_name_theirs() -> None:
+    assert settings.load({"GLM5_OPERATOR_SITE_NATIVE_IMAGE": ""}).site.native_image == ""
 
 
 def test_flags_win_over_the_environment() -> None:

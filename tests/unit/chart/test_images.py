@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.chart import Chart, RefusedError, containers, environment
+from tests.support.image_tags import TAGS
 
 HEX = "0123456789abcdef" * 4
 NATIVE, VLLM = "GLM5_OPERATOR_SITE_NATIVE_IMAGE", "GLM5_OPERATOR_SITE_VLLM_IMAGE"
@@ -60,9 +61,20 @@ def test_a_global_registry_replaces_every_registry(chart: Chart) -> None:
 
 
 @pytest.mark.parametrize("path", ["image", "engines.native.image", "engines.vllm.image"])
-def test_the_tag_latest_is_refused_with_its_path(chart: Chart, path: str) -> None:
-    with pytest.raises(RefusedError, match=rf"{path}\.tag: latest says nothing"):
-        chart.render(None, "--set", f"{path}.tag=latest")
+@pytest.mark.parametrize(("tag", "why"), [("latest-910b", "says nothing about what runs tomorrow"), ("stable", "has no digit")])
+def test_a_tag_that_moves_is_refused_with_its_path(chart: Chart, path: str, tag: str, why: str) -> None:
+    with pytest.raises(RefusedError, match=rf"{path}\.tag: {tag} {why}"):
+        chart.render(None, "--set", f"{path}.tag={tag}")
+
+
+@pytest.mark.parametrize(("tag", "taken"), TAGS.items())
+def test_the_chart_takes_the_tags_that_the_crds_take(chart: Chart, tag: str, taken: bool) -> None:
+    if taken:
+        assert own_images(chart.render({"image": {"tag": tag}})) == {f"glm5-operator:{tag}"}
+    else:
+        with pytest.raises(RefusedError, match=rf"image\.tag: {tag} "):
+            chart.render({"image": {"tag": tag}})
+    assert own_images(chart.render({"image": {"tag": tag, "digest": HEX}})) == {f"glm5-operator:{tag}@sha256:{HEX}"}
 
 
 def test_a_digest_in_the_tag_beside_another_digest_is_refused(chart: Chart) -> None:
