@@ -285,7 +285,7 @@ async def test_a_malformed_body_is_a_json_error_and_leaves_nothing_of_itself_in_
 
 @pytest.mark.parametrize(("levels", "status"), [(200, 200), (201, 400)])
 async def test_json_is_read_down_to_two_hundred_levels(client: httpx.AsyncClient, levels: int, status: int) -> None:
-    nested: dict[str, Any] = {}
+    nested: dict[str, Any] = {"type": "object"}
     for _ in range(levels - 5):  # body, tools, tool and function are four levels, the innermost object one
         nested = {"x": nested}
 
