@@ -1,26 +1,21 @@
 """The kind test cluster does what its users rely on.
 
-Cards follow their file, pods get them as from Ascend's plugin, `down` leaves nothing.
+Cards follow their file, pods get them as from Ascend's plugin. That `down` leaves nothing: test_leaves_nothing.py.
 """
 
 import json
-import os
 import re
 import secrets
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import cache, engine
 from tests.cluster.archive import write_image
 from tests.cluster.devices import NodeDevices
-from tests.cluster.errors import ClusterError
 from tests.cluster.kind import KindCluster
 from tests.cluster.nodes import RESOURCE
-from tests.cluster.processes import Processes
-from tests.cluster.shell import run, wait_for
+from tests.cluster.shell import wait_for
 from tests.cluster.tools import tool, tool_key
 
 pytestmark = pytest.mark.e2e
@@ -120,56 +115,6 @@ def test_services_and_names_reach_pods_on_both_nodes(kind_cluster: KindCluster) 
     for node in kind_cluster.workers:
         # The node's own resolver is Docker's; asking the cluster's server from the host side goes through kube-proxy and the pod routes.
         inside(kind_cluster, node, "bash", "-c", f"exec 3<>/dev/tcp/{dns}/53")
-
-
-def traces(names: tuple[str, ...]) -> dict[str, list[str]]:
-    """What a cluster and its engine could leave on this host, reduced to lines that mention one of the names or Docker."""
-
-    def matching(lines: list[str]) -> list[str]:
-        return sorted(line for line in lines if any(name in line for name in names))
-
-    commands = [
-        path.read_bytes().replace(b"\0", b" ").decode(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
-    ]
-    links = [line.split(":")[1].strip().split("@")[0] for line in run("ip", "-oneline", "link").splitlines()]
-    return {
-        "processes": matching(commands),
-        "mounts": matching(Path("/proc/self/mounts").read_text().splitlines()),
-        "interfaces": sorted(link for link in links if link.startswith(("br-", "veth", "docker"))),
-        "packet filter": [line for line in run("iptables-save").splitlines() if "DOCKER" in line or "FORWARD DROP" in line],
-        "folders": matching([str(path) for path in cache.runs().iterdir()] + [str(path) for path in Path("/run").iterdir()]),
-    }
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="counts what an engine of our own leaves behind, and only root can start one")
-def test_down_after_a_killed_engine_leaves_nothing() -> None:
-    """Runs with a cluster of its own. When another one keeps our engine busy, only what belongs to this cluster must be gone."""
-    name = "glm5-gone"
-    alone = engine.find() is None
-    names = (name, str(engine.exec_root()), str(cache.root() / "docker")) if alone else (name,)
-    before = traces(names)
-    cluster = KindCluster.up(name)
-    assert cluster.alive
-    if alone and cluster.engine.own:
-        daemon = Processes(cache.runs() / "docker")
-        identity = daemon.identity("dockerd")
-        assert identity is not None
-        os.kill(identity.pid, signal.SIGKILL)
-        wait_for("the daemon's death", lambda: not daemon.alive("dockerd"), timeout=30)
-        assert not cluster.alive or traces(names) != before, "there is something to leave behind"
-    KindCluster.remove(name)
-    ours = ("processes", "mounts", "folders") if not alone else tuple(before)  # the rest is shared with the other cluster
-
-    def gone() -> bool:
-        after = traces(names)
-        return all(after[kind] == before[kind] for kind in ours)
-
-    try:
-        wait_for("every trace to go", gone, timeout=15)  # the kernel takes a moment for interfaces of dead namespaces
-    except ClusterError:
-        after = traces(names)
-        assert {kind: after[kind] for kind in ours} == {kind: before[kind] for kind in ours}
-    assert KindCluster.find(name) is None
 
 
 def test_images_written_without_an_engine_can_be_loaded(kind_cluster: KindCluster, tmp_path: Path) -> None:
