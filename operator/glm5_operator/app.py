@@ -30,6 +30,7 @@ from glm5_operator.kube.lease import LeaderLease, LeaseLostError
 from glm5_operator.kube.parts import Controllers, Parts
 from glm5_operator.kube.queue import Backoff, WorkQueue
 from glm5_operator.kube.relist import Relist
+from glm5_operator.kube.strangers import Strangers
 from glm5_operator.kube.watching import WatchSession, registry_for, settings_for
 from glm5_operator.kube.workers import Workers
 from glm5_operator.metrics import Metrics
@@ -258,6 +259,16 @@ async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asy
         listed=operator.relist.request,
     )
     stack.push_async_callback(session.close)
+    login = session.login()
+    strangers = Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, operator.news)
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(strangers.run(), name="pods of others")
+        await _watch_by_kopf(operator, session, stop)
+        watching.cancel()
+
+
+async def _watch_by_kopf(operator: Operator, session: WatchSession, stop: asyncio.Event) -> None:
+    settings = operator.settings
     existing = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
         registry=registry_for(kinds.WATCHED, operator.news, session.login),

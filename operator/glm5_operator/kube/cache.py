@@ -129,7 +129,7 @@ class Cache:
         metadata = resource["metadata"]
         version = str(metadata.get("resourceVersion", ""))
         old = self._entries[key.kind].get(key)
-        if _number(version) <= self._graves.get(key, -1) or (old is not None and _number(version) < _number(old.version)):
+        if _number(version) < self._oldest_wanted(key) or (old is not None and _number(version) < _number(old.version)):
             return False
         if old is not None and version == old.version:
             return False  # most of what a watch brings after our own writes, and all of what a list brings: worth not encoding it
@@ -158,6 +158,8 @@ class Cache:
         old = self._entries[key.kind].get(key)
         if old is not None and version < _number(old.version):
             return False  # late news of a predecessor with the same name
+        if old is not None and version == _number(old.version) and key.kind == kinds.POD.name and _is_ours(resource) != bool(old.group):
+            return False  # it didn't go: it got or lost our label, and left the one watch when it entered the other
         if old is None and key.kind == kinds.POD.name and not (_is_ours(resource) or _devices_of(resource.get("spec") or {})):
             return False  # most pods of a cluster: no older state of it could be kept either, so there is nothing to remember
         self._graves[key] = max(version, self._graves.get(key, 0))
@@ -182,6 +184,10 @@ class Cache:
             self._unlink(key, entry)
             del self._entries[kind][key]
         return gone
+
+    def _oldest_wanted(self, key: Key) -> int:
+        """What is older is from before the object's deletion. A pod that changes from one watch to the other has its deletion's version."""
+        return self._graves.get(key, -1) + (key.kind != kinds.POD.name)
 
     def _group(self, group: Group) -> Resources:
         return [_decode(self._entries[key.kind][key]) for key in sorted(self._groups.get(group, ()))]

@@ -20,6 +20,7 @@ class Kind:
             object costs about as much CPU as a reconcile.
         cached: kept in the cache at all.
         selector: label selector for watches and lists.
+        watch_selector: likewise for kopf's watch, where that is to see less than lists do.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Kind:
     watched: bool = False
     cached: bool = True
     selector: str = ""
+    watch_selector: str = ""
 
     @property
     def api_version(self) -> str:
@@ -48,8 +50,9 @@ _OURS: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY},{names.SERVICE_
 SERVICE: Final = Kind(names.SERVICE_KIND, names.GROUP, names.VERSION, names.SERVICE_PLURAL, watched=True)
 POOL: Final = Kind(names.POOL_KIND, names.GROUP, names.VERSION, names.POOL_PLURAL, namespaced=False, watched=True)
 NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False, watched=True)
-POD: Final = Kind("Pod", "", "v1", "pods", watched=True)
-"""Without a selector: pods of others hold cards too, and no label or field tells which. The cache keeps only those that do."""
+POD: Final = Kind("Pod", "", "v1", "pods", watched=True, watch_selector=names.SERVICE_LABEL)
+"""Listed without a selector: pods of others hold cards too, and no label or field tells which. The cache keeps only those that do, and
+`strangers` watches them."""
 DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments", watched=True, selector=_OURS)
 CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", watched=True, selector=_OURS)
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)

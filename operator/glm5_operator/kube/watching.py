@@ -91,8 +91,8 @@ def settings_for(api: Api, watch: Watch, kinds: Iterable[Kind]) -> kopf.Operator
     settings.watching.connect_timeout = api.connect_timeout
     settings.watching.chunk_size = api.page_size
     for kind in kinds:
-        if kind.selector:
-            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+        if selector := kind.watch_selector or kind.selector:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
     return settings
 
 
@@ -121,7 +121,7 @@ def _handler(kind: Kind, news: Callable[[Kind, str | None, Mapping[str, Any]], N
 
 
 class WatchSession:
-    """The HTTP session that kopf watches through, with eyes on it.
+    """The HTTP session that kopf (and `strangers`) watch through, with eyes on it.
 
     kopf shows neither bookmarks nor reconnects to handlers, so a quiet kind and a dead watch look the same from there.
     Requests tell them apart: each watch is opened anew after `server_timeout`, and that counts as a sign of life.

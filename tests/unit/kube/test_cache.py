@@ -170,6 +170,24 @@ def test_a_pod_that_loses_our_label_belongs_to_no_service_and_still_holds_its_ca
     assert cache.held("n1") == {Key("Pod", "ns", "p"): {"huawei.com/Ascend910": 2}}
 
 
+@pytest.mark.parametrize("order", [("gone", "come"), ("come", "gone")])
+@pytest.mark.parametrize(("before", "after"), [("chat", None), (None, "chat")])
+def test_a_pod_that_gets_or_loses_our_label_leaves_one_watch_and_enters_the_other(
+    before: str | None, after: str | None, order: tuple[str, str]
+) -> None:
+    cache = Cache()
+    cache.put(a_pod("p", service=before, node="n1", cards=2))
+
+    for event in order:  # both carry the version of the change; the one that says it went shows it as it was
+        if event == "gone":
+            cache.drop(a_pod("p", service=before, node="n1", cards=2, version=5))
+        else:
+            cache.put(a_pod("p", service=after, node="n1", cards=2, version=5))
+
+    assert cache.held("n1") == {Key("Pod", "ns", "p"): {"huawei.com/Ascend910": 2}}
+    assert len(cache.pods(Key("GLM5Service", "ns", "chat"))) == (after == "chat")
+
+
 def test_devices_are_counted_as_the_scheduler_does_with_init_containers_and_sidecars() -> None:
     def asks(cards: int, **fields: object) -> dict[str, object]:
         return {"name": "c", "resources": {"limits": {"huawei.com/Ascend910": cards}}, **fields}

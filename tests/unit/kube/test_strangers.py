@@ -1,0 +1,112 @@
+"""The watch of pods that aren't ours. Faked: the API server, as a script of its answers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from glm5_operator.kube.kinds import Kind
+from glm5_operator.kube.strangers import Strangers
+from glm5_operator.settings import Watch
+
+Json = dict[str, Any]
+
+
+def event(what: str, name: str, version: int) -> Json:
+    return {"type": what, "object": {"kind": "Pod", "metadata": {"name": name, "namespace": "lab", "resourceVersion": str(version)}}}
+
+
+@dataclass
+class Server:
+    """Answers each watch with the next of `watches` (a status, or events), and with silence when none is left."""
+
+    watches: list[int | list[Json]]
+    asked: list[str] = field(default_factory=list)
+    seen: list[tuple[str | None, str]] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            self.asked.append(f"list limit={request.query['limit']}")
+            return web.json_response({"metadata": {"resourceVersion": "100"}, "items": []})
+        assert request.query["labelSelector"] == "!glm5.dev/service"
+        self.asked.append(f"watch {request.path} from {request.query['resourceVersion']}")
+        if not self.watches:
+            self.done.set()
+            await asyncio.sleep(60)
+        answer = self.watches.pop(0)
+        if isinstance(answer, int):
+            return web.Response(status=answer)
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        for item in answer:
+            await stream.write(json.dumps(item).encode() + b"\n")
+        return stream
+
+    def news(self, kind: Kind, what: str | None, resource: Json) -> None:
+        assert kind.name == "Pod"
+        self.seen.append((what, resource["metadata"]["name"]))
+
+
+async def followed(server: Server, namespaces: tuple[str, ...] = ()) -> Server:
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    async with aiohttp.ClientSession() as session:
+        watch = Strangers(session, f"http://127.0.0.1:{runner.addresses[0][1]}", Watch(), namespaces, server.news)
+        task = asyncio.create_task(watch.run())
+        async with asyncio.timeout(10):
+            await server.done.wait()
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait({task})
+    await runner.cleanup()
+    return server
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server([])
+
+
+async def test_events_are_handed_on_and_the_next_watch_goes_on_where_the_last_one_ended(server: Server) -> None:
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "109"}}}
+    server.watches = [[event("ADDED", "a", 101), event("MODIFIED", "a", 102), bookmark], [event("DELETED", "a", 110)]]
+
+    await followed(server)
+
+    assert server.seen == [("ADDED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
+    assert server.asked == ["list limit=1", *(f"watch /api/v1/pods from {version}" for version in (100, 109, 110))]
+
+
+@pytest.mark.parametrize("lost", [410, [{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}]])
+async def test_a_version_that_is_too_old_leads_to_a_new_list(server: Server, lost: int | list[Json]) -> None:
+    server.watches = [[event("ADDED", "a", 101)], lost]
+
+    await followed(server)
+
+    watches = [f"watch /api/v1/pods from {version}" for version in (100, 101, 100)]
+    assert server.asked == ["list limit=1", *watches[:2], "list limit=1", watches[2]]
+
+
+async def test_trouble_of_the_server_ends_nothing(server: Server) -> None:
+    server.watches = [500, [event("ADDED", "a", 101)]]
+
+    await followed(server)
+
+    assert server.seen == [("ADDED", "a")]
+
+
+async def test_an_operator_of_some_namespaces_watches_those(server: Server) -> None:
+    await followed(server, ("lab",))
+
+    assert server.asked == ["list limit=1", "watch /api/v1/namespaces/lab/pods from 100"]
