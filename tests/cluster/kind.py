@@ -86,7 +86,7 @@ class KindCluster:
                 cluster._delete()
             say("find the node image")
             image = node_image(docker)
-            _note_network(docker)
+            note_network(docker)
             cluster._create(image, say)
             return cluster
 
@@ -157,7 +157,7 @@ class KindCluster:
             for docker in engine.every():
                 KindCluster(name, docker)._delete()
                 if not _clusters(docker):
-                    _remove_network(docker)
+                    remove_network(docker)
             cache.remove(_folder(name))
         return engine.stop_own()
 
@@ -312,16 +312,21 @@ def _has_network(docker: Engine) -> bool:
     return bool(docker.docker("network", "ls", "--quiet", "--filter", "name=^kind$").strip())
 
 
-def _note_network(docker: Engine) -> None:
+def note_network(docker: Engine) -> None:
     """Remember that kind will make its network there, so that it goes with the last cluster; one that was there stays."""
     if not _has_network(docker):
         _network_note(docker).touch()
 
 
-def _remove_network(docker: Engine) -> None:
+def remove_network(docker: Engine) -> None:
+    """Remove kind's network if kind made it for us, or if the whole engine is ours."""
     note = _network_note(docker)
     if (docker.own or note.exists()) and _has_network(docker):
-        docker.docker("network", "rm", "kind")
+        try:
+            docker.docker("network", "rm", "kind")
+        except CommandFailedError:  # the user's containers are in it by now
+            if docker.own:
+                raise
     note.unlink(missing_ok=True)
 
 

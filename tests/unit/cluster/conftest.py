@@ -19,7 +19,7 @@ class ScriptedDocker:
 
     def answer(self, **answers: tuple[int, str]) -> None:
         """Exit code and output by first word; every other call succeeds silently."""
-        cases = "".join(f"{word}) echo {shlex.quote(text)} >&2; exit {code};;\n" for word, (code, text) in answers.items())
+        cases = "".join(f"{word}) echo {shlex.quote(text)}; exit {code};;\n" for word, (code, text) in answers.items())
         self.program.write_text(f'#!/bin/sh\necho "$*" >> {self.book}\ncase "$1" in\n{cases}esac\n')
         self.program.chmod(0o755)
 

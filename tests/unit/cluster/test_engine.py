@@ -47,8 +47,7 @@ def test_why_an_image_is_not_pulled_is_asked_once_and_told_in_the_registrys_word
 
 @pytest.mark.usefixtures("nobody")
 def test_without_root_an_image_that_is_not_pulled_ends_it_with_the_cause(docker: ScriptedDocker) -> None:
-    docker.answer(manifest=(1, "toomanyrequests: slow down"), version=(0, ""))
-    docker.program.write_text(docker.program.read_text().replace("version)", "version) echo 20.10;"))
+    docker.answer(manifest=(1, "toomanyrequests: slow down"), version=(0, "20.10"))
     with pytest.raises(
         UnavailableError, match=r"kindest/node.* can't be pulled \(toomanyrequests: slow down\), and making it here needs root"
     ):
@@ -79,6 +78,21 @@ def test_without_go_and_docker_the_message_names_the_go_that_the_readmes_name(ow
 
 def test_the_oldest_go_is_what_the_modules_ask_for() -> None:
     assert tools.go_minimum() == "1.26", "helm's go.mod asks for it"
+
+
+def test_a_network_that_up_made_goes_with_the_last_cluster(docker: ScriptedDocker) -> None:
+    kind.note_network(Engine())
+    docker.answer(network=(0, "0123abcd"))
+    kind.remove_network(Engine())
+    kind.remove_network(Engine())  # somebody else made one since
+    assert docker.calls("network rm") == ["network rm kind"]
+
+
+def test_a_network_that_was_there_before_stays(docker: ScriptedDocker) -> None:
+    docker.answer(network=(0, "0123abcd"))
+    kind.note_network(Engine())
+    kind.remove_network(Engine())
+    assert docker.calls("network rm") == []
 
 
 @pytest.fixture
