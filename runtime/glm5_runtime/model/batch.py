@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
     from glm5_runtime.config import ModelConfig
 
-WORKSPACE_BYTES = 128 << 20
-"""Aim for the largest temporary of one attention call. Small enough to stay beside the weights, large enough for full matrix products."""
+WORKSPACE_BYTES = 384 << 20
+"""Aim for all temporaries of one attention call together. Small enough to stay beside the weights, large enough for full matrix products.
+
+One query of a very long context needs more and gets it: GLM-5's index keys alone are 0.8 GB at a million tokens."""
+_GATHERED = 6
+"""Bytes of a cached number in use: itself in bf16 and its copy in fp32. An fp32 cache is used as it is, with 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +95,35 @@ def _blocks(chunks: Sequence[Chunk], config: ModelConfig, workspace: int) -> Ite
         same = list(run)
         if is_decode:
             longest = max(chunk.start + 1 for chunk in same)
-            step = max(1, workspace // _bytes_per_query(longest, config))
+            step = max(1, workspace // workspace_bytes(longest, 1, 1, config))
             yield from (same[at : at + step] for at in range(0, len(same), step))
             continue
         for chunk in same:
-            step = max(1, workspace // _bytes_per_query(chunk.start + len(chunk.tokens), config))
+            end = chunk.start + len(chunk.tokens)
+            keys = workspace_bytes(end, 1, 0, config)
+            step = max(1, (workspace - keys) // (workspace_bytes(end, 1, 1, config) - keys))
             for at in range(0, len(chunk.tokens), step):
                 piece = chunk.tokens[at : at + step]
                 start = chunk.start + at
                 yield [Chunk(piece, start, chunk.pages)]
 
 
-def _bytes_per_query(context: int, config: ModelConfig) -> int:
-    """Largest temporary that one query needs: attention logits, the indexer's products, or gathered cache rows (fp32 each)."""
+def workspace_bytes(context: int, sequences: int, queries: int, config: ModelConfig) -> int:
+    """An upper bound of what one attention call allocates at once, for `queries` of `sequences` with a context of so many tokens.
+
+    Two phases follow each other, so the larger one counts. Indexer: a sequence's gathered keys; a query's products with every key, twice
+    while they are scaled, or the scores with their sorted copy and order. Attention: gathered latents and rotary keys, of a sequence when
+    every token is read, else of each query; a query's logits, three times while they are added up; its own fp32 copies and its output.
+    """
+    heads, cached = config.num_attention_heads, config.kv_lora_rank + config.qk_rope_head_dim
+    read = min(context, config.index_topk)
+    query = 3 * 4 * heads * read + 8 * heads * cached
+    keys = read * (_GATHERED * cached + 16)  # and two numbers that say where they are
     if context <= config.index_topk:
-        return 4 * context * config.num_attention_heads
-    selected = config.index_topk * max(config.num_attention_heads, config.kv_lora_rank + config.qk_rope_head_dim)
-    return 4 * max(selected, context * config.index_n_heads)
+        return sequences * keys + queries * query
+    products = context * max(2 * 4 * config.index_n_heads, 24) + 8 * config.index_n_heads * config.index_head_dim
+    indexing = sequences * context * _GATHERED * config.index_head_dim + queries * products
+    return max(indexing, queries * (keys + query))
 
 
 def _context_slots(block: list[Chunk], page_size: int) -> Tensor:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from glm5_runtime.config import ModelConfig
-from glm5_runtime.model.batch import Chunk, build_batch
+from glm5_runtime.model.attention import Attention
+from glm5_runtime.model.batch import Chunk, build_batch, workspace_bytes
 from glm5_runtime.model.cache import KVCache, bytes_per_token
+from glm5_runtime.ops.interface import operators
 from tests.runtime.config.releases import GLM_5, GLM_5_2, write_release
 
 if TYPE_CHECKING:
@@ -51,14 +57,77 @@ def test_blocks_cover_a_long_prompt_once_and_stay_within_the_workspace(workspace
     assert torch.cat([group.positions.flatten() for group in batch.groups]).tolist() == list(range(length))
     for group in batch.groups:
         queries = group.positions.shape[1]
-        assert queries == 1 or 4 * queries * group.context * config.index_n_heads <= workspace
+        assert queries == 1 or workspace_bytes(group.context, 1, queries, config) <= workspace
         assert group.context == int(group.positions.max()) + 1
 
 
 def test_many_long_decodes_are_cut_into_groups_that_fit_the_workspace(config: ModelConfig) -> None:
     chunks = [Chunk([1], 500, range(1, 70)) for _ in range(10)]
-    groups = build_batch(chunks, config, 8, CPU, workspace=3 * 4 * 64 * 80).groups
+    groups = build_batch(chunks, config, 8, CPU, workspace=workspace_bytes(501, 3, 3, config)).groups
     assert [group.positions.shape[0] for group in groups] == [3, 3, 3, 1]
+
+
+class _Peak(TorchDispatchMode):
+    """Counts the bytes of all tensors that are alive among those made within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
+        result = func(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in given | self._seen:
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage.data_ptr(), storage.nbytes()
+        self._seen.add(address)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, address, size)
+
+    def _forget(self, address: int, size: int) -> None:
+        self._seen.discard(address)
+        self.now -= size
+
+
+SIZES = {"kv_lora_rank": 128, "qk_rope_head_dim": 16, "num_attention_heads": 16, "index_n_heads": 8, "index_head_dim": 32, "index_topk": 64}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 40), (12, 1)], ids=["prompt", "decodes"])
+@pytest.mark.parametrize("context", [40, 64, 65, 700, 5000])
+@pytest.mark.parametrize("changes", [{}, {"index_n_heads": 1}, {"num_attention_heads": 4, "index_topk": 500}], ids=str)
+def test_the_workspace_covers_what_torch_really_allocates_and_is_no_wild_guess(
+    config: ModelConfig, changes: dict[str, int], context: int, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    sequences, queries = shape
+    config = config.model_copy(update=SIZES | changes)
+    pages = [range(1 + row * 700, 1 + row * 700 + 700) for row in range(sequences)]
+    chunks = [Chunk([1] * queries, context - queries, of) for of in pages]
+    (group,) = build_batch(chunks, config, 8, CPU, workspace=1 << 40).groups
+    attention = Attention(config, 0, operators("cpu"))
+    cache = KVCache.allocate(config, sequences * 700, 8, CPU, dtype).layers[0]
+    count, heads = sequences * queries, config.num_attention_heads
+    latent, rope = (
+        torch.zeros(count, heads, config.kv_lora_rank, dtype=dtype),
+        torch.zeros(count, heads, config.qk_rope_head_dim, dtype=dtype),
+    )
+    index = torch.zeros(count, config.index_n_heads, config.index_head_dim, dtype=dtype), torch.zeros(count, config.index_n_heads)
+    assert attention.indexer is not None
+    assert cache.index is not None
+
+    with torch.inference_mode(), _Peak() as peak:
+        chosen = attention.indexer._choose(*index, cache.index, group, None)
+        attention._attend(latent, rope, cache, group, chosen)
+
+    bound = workspace_bytes(context, sequences, count, config)
+    assert peak.most <= bound
+    assert bound <= 3 * peak.most
 
 
 def test_a_cached_token_of_glm_5_and_5_2_takes_the_known_bytes(tmp_path: Path) -> None:
