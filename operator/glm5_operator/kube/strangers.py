@@ -1,8 +1,8 @@
 """Watches the pods that aren't ours, for the cards they hold.
 
-Run by `app` beside kopf, through a session of `WatchSession`. Not by kopf: a cluster has thousands of pods that hold no card, kopf takes
-2.5 ms of CPU for each event and 58 MB for five thousand pods, and reading a line and putting it aside takes a tenth
-(docs/decisions/0009). What was there before the watch began is the relist's, which is asked for it.
+Run by `app` beside kopf, through a session of `WatchSession`. Not by kopf: a cluster has thousands of pods that hold no card, and kopf
+takes three times the CPU for each of their events (docs/decisions/0009). What was there before the watch began is the relist's, which is
+asked for it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Server:
         self.asked.append(f"watch {request.path} from {request.query['resourceVersion']}")
         if not self.watches:
             self.done.set()
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # the silence of a quiet watch; the test cancels it
         answer = self.watches.pop(0)
         if isinstance(answer, int):
             return web.Response(status=answer)
