@@ -15,8 +15,6 @@ import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from demo import site as places
@@ -124,7 +122,7 @@ def _printed(pieces: Iterator[str]) -> str:
 
 
 def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
-    table = Table.grid(padding=(0, 2))
+    console.rule(f"served after {seconds:.0f} s")
     namespace = f"-n {steps.NAMESPACE}"
     for what, command in (
         *(_access(place)),
@@ -136,8 +134,7 @@ def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
         ("break it", f"kubectl delete pod,deployment --all {namespace}, and watch it come back"),
         ("stop", "make demo-down" if place.kind else "CLUSTER=current make demo-down"),
     ):
-        table.add_row(f"[bold]{what}[/bold]", escape(command))
-    console.print(Panel(table, title=f"served after {seconds:.0f} s", expand=False))
+        console.print(f"[bold]{what:<12}[/bold] {escape(command)}", highlight=False, soft_wrap=True)  # whole lines can be copied
 
 
 def _access(place: Site) -> Iterator[tuple[str, str]]:

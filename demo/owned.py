@@ -73,7 +73,10 @@ def delete(site: Site, kind: str, name: str) -> None:
 
 def other_operator(site: Site) -> Operator | None:
     """The operator that was installed here by somebody else, whatever its release's name; None when there is none."""
-    listed = json.loads(site.kubectl("get", "deployments", "-A", "-l", "app.kubernetes.io/part-of=glm5", "-o", "json"))["items"]
+    # By the chart's label: engines are `part-of: glm5` too, and names can be overridden.
+    listed = json.loads(site.kubectl("get", "deployments", "-A", "-l", "app.kubernetes.io/part-of=glm5,helm.sh/chart", "-o", "json"))[
+        "items"
+    ]
     for item in listed:
         found = Operator(item["metadata"]["namespace"], item["metadata"]["name"])
         if not found.own:

@@ -59,6 +59,15 @@ def demo_up(site: Site) -> owned.Operator:
     return operator
 
 
+def an_engine(site: Site) -> None:
+    """What the operator makes of the demo's service, as far as it could be mistaken for an operator."""
+    labels = {"app.kubernetes.io/part-of": "glm5", "app.kubernetes.io/managed-by": "glm5-operator", "glm5.dev/service": steps.SERVICE}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "engine", "image": "none"}]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+    metadata = {"name": f"{steps.SERVICE}-engine", "namespace": steps.NAMESPACE, "labels": labels}
+    site.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}))
+
+
 def users_install(site: Site) -> None:
     """What the README tells a user to do."""
     site.helm("install", "glm5", str(CHART), "--namespace", USERS_NAMESPACE, "--create-namespace", "--wait")
@@ -70,7 +79,8 @@ def test_a_cluster_without_an_operator_is_empty_again(place: Site) -> None:
     before = everything(place)
     assert demo_up(place).own
     assert everything(place) != before
-    assert demo_up(place).own, "a second `up` finds its own"
+    an_engine(place)
+    assert demo_up(place).own, "a second `up` takes nothing but an operator for one"
     assert steps.remove(place) == []
     assert everything(place) == before
     assert steps.remove(place) == [], "nothing to do is no error"

@@ -52,7 +52,7 @@ class Host:
             "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if any(mark in line for mark in marks)],
             "interfaces": [line.split(":")[1].strip() for line in self.run("ip", "-oneline", "link").splitlines()],
             "packet filter": [line for line in rules if " ACCEPT " not in line],  # a chain that lets all through is no rule
-            "folders": sorted(str(path) for path in (*Path("/run").glob("glm5-*"), *(self.cache / "run").glob("kind-*"))),
+            "folders": sorted(str(path) for path in (engine.exec_root(), *(self.cache / "run").glob("kind-*")) if path.exists()),
             "containers": sorted(path.name for path in containers.glob("*")),
             "volumes": sorted(path.name for path in (self.cache / "docker" / "volumes").glob("*") if path.is_dir()),
         }
