@@ -163,7 +163,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except ClusterError as error:
-        console.print(Text(str(error), style="red"))
+        console.print(Text(str(error), style="red"), soft_wrap=True)
         sys.exit(1)
 
 

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -41,9 +43,8 @@ def main() -> None:
 @app.command()
 def build(only: Annotated[Cluster | None, typer.Option(help="Only what this kind of cluster needs.")] = None) -> None:
     """Make binaries and images that are missing in the cache."""
-    with engine.in_use():
+    with nullcontext() if only is Cluster.API else _engine_for_a_while():
         seconds = build_everything(only, console)
-    _stop_engine()
     console.print(f"nothing left to build; {len(seconds)} steps took {sum(seconds.values()):.0f} s together")
 
 
@@ -63,7 +64,7 @@ def build_images() -> None:
     """
     begin = time.monotonic()
     names: list[str] = []
-    with engine.in_use():
+    with _engine_for_a_while():
         with console.status("find or start a Docker engine"):
             docker = engine.require()
         for target in images.TARGETS:
@@ -78,7 +79,6 @@ def build_images() -> None:
             f"[yellow]{images.reference('runtime', with_torch=False)} holds no torch: it is for tests only[/yellow], "
             "because no registry was reached and no RUNTIME_BASE was named"
         )
-    _stop_engine()
     for name in names:
         print(name)
 
@@ -90,9 +90,15 @@ def runtime_packages() -> None:
         print(site_packages())
 
 
-def _stop_engine() -> None:
-    if not engine.stop_own():
-        console.print(engine.STILL_RUNS, highlight=False)
+@contextmanager
+def _engine_for_a_while() -> Iterator[None]:
+    """Stop our own engine afterwards, also after an error, unless somebody else uses it."""
+    try:
+        with engine.in_use():
+            yield
+    finally:
+        if not engine.stop_own():
+            console.print(engine.STILL_RUNS, highlight=False)
 
 
 @api.command("up")
