@@ -142,9 +142,9 @@ class KindCluster:
         for archive in archives:
             self._kind("load", "image-archive", archive, *where)
 
-    def down(self) -> None:
-        """Delete the cluster; stop the engine when it is ours and nothing else uses it."""
-        KindCluster.remove(self.name)
+    def down(self) -> bool:
+        """`remove` this cluster."""
+        return KindCluster.remove(self.name)
 
     @staticmethod
     def remove(name: str = "glm5") -> bool:

@@ -52,5 +52,5 @@ def kind_cluster() -> Iterator[KindCluster]:
         build(Cluster.KIND, console)
         cluster = KindCluster.up(name, workload.options(engine.require()), say=lambda step: console.print(f"[dim]{name}: {step}[/dim]"))
         yield cluster
-    if not keep:
-        cluster.down()
+    if not keep and not cluster.down():
+        console.print(f"[dim]{engine.STILL_RUNS}[/dim]", highlight=False)
