@@ -30,7 +30,7 @@ class Site:
         kubectl_path: Program.
         helm_path: Program.
         values: Helm values that this place needs.
-        pod_template: Goes into NPUPool.spec.podTemplate: what pods need here and nowhere else.
+        pod_template: Merged over the pool's podTemplate: what pods need here and nowhere else.
         runtime: Which runtime image runs here and where it finds torch, in words.
         kind: The kind cluster, when it is one.
     """
@@ -39,7 +39,7 @@ class Site:
     kubectl_path: Path
     helm_path: Path
     values: Mapping[str, str] = field(default_factory=dict)
-    pod_template: Mapping[str, Any] | None = None
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
     runtime: str = ""
     kind: KindCluster | None = None
 
@@ -77,7 +77,7 @@ def kind_site(cluster: KindCluster) -> Site:
         kubectl_path=tool("kubectl"),
         helm_path=tool("helm"),
         values={"engines.native.image.tag": tag} if mounted else {},
-        pod_template=mounted_packages() if mounted else None,
+        pod_template=mounted_packages() if mounted else {},
         runtime=f"runtime image {tag}: "
         + (
             "no registry is reached here, so it holds no torch, and pods mount the Python packages read-only from the node (decision 0006)"

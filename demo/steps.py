@@ -13,6 +13,7 @@ import yaml
 from demo import owned
 from demo.owned import DEPLOYMENT, OPERATOR_NAMESPACE, RELEASE, Operator
 from demo.site import Site
+from glm5_operator.plan.merge import merge
 from tests.cluster.errors import ClusterError, CommandFailedError
 
 ROOT = Path(__file__).parents[1]
@@ -45,8 +46,7 @@ def apply_pool(site: Site) -> None:
     """Apply the demo's namespace and pool, with what this place needs in the pool's pod template."""
     owned.namespace(site, NAMESPACE)
     pool = yaml.safe_load((MANIFESTS / "pool.yaml").read_text())
-    if site.pod_template is not None:
-        pool["spec"]["podTemplate"] = site.pod_template
+    pool["spec"]["podTemplate"] = merge(pool["spec"]["podTemplate"], site.pod_template)
     owned.apply(site, pool)
 
 
