@@ -8,6 +8,7 @@ a longer chunk (prefill) is cut into blocks of queries, so that no tensor grows 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -99,13 +100,18 @@ def _blocks(chunks: Sequence[Chunk], config: ModelConfig, workspace: int) -> Ite
             yield from (same[at : at + step] for at in range(0, len(same), step))
             continue
         for chunk in same:
-            end = chunk.start + len(chunk.tokens)
-            keys = workspace_bytes(end, 1, 0, config)
-            step = max(1, (workspace - keys) // (workspace_bytes(end, 1, 1, config) - keys))
+            step = _most_queries(chunk, config, workspace)
             for at in range(0, len(chunk.tokens), step):
                 piece = chunk.tokens[at : at + step]
                 start = chunk.start + at
                 yield [Chunk(piece, start, chunk.pages)]
+
+
+def _most_queries(chunk: Chunk, config: ModelConfig, workspace: int) -> int:
+    """How many of a chunk's queries fit in one call, at least one. What a call needs grows with their count, at one of two rates."""
+    end = chunk.start + len(chunk.tokens)
+    counts = range(1, len(chunk.tokens) + 1)
+    return max(1, bisect_right(counts, workspace, key=lambda queries: workspace_bytes(end, 1, queries, config)))
 
 
 def workspace_bytes(context: int, sequences: int, queries: int, config: ModelConfig) -> int:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from glm5_runtime.config import ModelConfig
 from glm5_runtime.model.attention import Attention
-from glm5_runtime.model.batch import Chunk, build_batch, workspace_bytes
+from glm5_runtime.model.batch import WORKSPACE_BYTES, Chunk, build_batch, workspace_bytes
 from glm5_runtime.model.cache import KVCache, bytes_per_token
 from glm5_runtime.ops.interface import operators
 from tests.runtime.config.releases import GLM_5, GLM_5_2, write_release
@@ -59,6 +59,16 @@ def test_blocks_cover_a_long_prompt_once_and_stay_within_the_workspace(workspace
         queries = group.positions.shape[1]
         assert queries == 1 or workspace_bytes(group.context, 1, queries, config) <= workspace
         assert group.context == int(group.positions.max()) + 1
+
+
+@pytest.mark.parametrize("context", [512, 2_048, 2_049, 4_096, 8_192, 8_700, 16_384, 202_752])
+def test_a_prompt_of_glm_5_stays_within_the_aim_and_takes_as_many_queries_as_fit(context: int, tmp_path: Path) -> None:
+    config = ModelConfig.from_dir(write_release(tmp_path, GLM_5))
+    pages = range(1, 2 + context // 128)
+    groups = build_batch([Chunk([1] * 512, context - 512, pages)], config, 128, CPU).groups
+    queries = groups[0].positions.shape[1]
+    assert queries == 1 or workspace_bytes(context, 1, queries, config) <= WORKSPACE_BYTES
+    assert queries == 512 or workspace_bytes(context, 1, queries + 1, config) > WORKSPACE_BYTES
 
 
 def test_many_long_decodes_are_cut_into_groups_that_fit_the_workspace(config: ModelConfig) -> None:
