@@ -260,7 +260,7 @@ async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asy
     )
     stack.push_async_callback(session.close)
     login = session.login()
-    strangers = Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, operator.news)
+    strangers = Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, news=operator.news)
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(strangers.run(), name="pods of others")
         await _watch_by_kopf(operator, session, stop)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -18,7 +19,7 @@ from glm5_operator.api import names
 from glm5_operator.kube import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from glm5_operator.kube.kinds import Kind
     from glm5_operator.settings import Watch
@@ -27,10 +28,23 @@ log = logging.getLogger(__name__)
 
 _SELECTOR: Final = f"!{names.SERVICE_LABEL}"
 _PAUSES: Final = (0.5, 1.0, 2.0, 5.0)
+_SHORT: Final = 1.0  # s; a watch that ends sooner did so because of some trouble, whatever it says
 
 
 class _TooOldError(Exception):
     """The API server no longer knows the version to go on from."""
+
+
+class _StreamError(Exception):
+    """The API server ended a watch with some other error."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a watch is: what it watches, and the version to go on from; without one it begins at the newest."""
+
+    url: str
+    version: str = ""
 
 
 class Strangers:
@@ -42,13 +56,16 @@ class Strangers:
         server: str,
         settings: Watch,
         namespaces: tuple[str, ...],
+        *,
         news: Callable[[Kind, str | None, Mapping[str, Any]], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._session = session
         self._server = server
         self._settings = settings
         self._namespaces = namespaces
         self._news = news
+        self._sleep = sleep
         # A watch that died silently ends by itself.
         self._timeout = aiohttp.ClientTimeout(total=settings.server_timeout + settings.grace)
 
@@ -59,43 +76,55 @@ class Strangers:
                 group.create_task(self._follow(namespace), name=f"pods of others {namespace}")
 
     async def _follow(self, namespace: str) -> None:
-        url, version, failures = self._server + kinds.POD.path(namespace), "", 0
+        place, failures, loop = _Place(self._server + kinds.POD.path(namespace)), 0, asyncio.get_running_loop()
         while True:
-            try:
-                version = await self._stream(url, version or await self._newest(url))
+            began = loop.time()
+            if await self._watched(place) and loop.time() - began >= _SHORT:
                 failures = 0
-            except _TooOldError:
-                version = ""
-            except TimeoutError:
-                log.info("the watch of pods of others was silent for too long and is opened anew")
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                log.warning("pods of others can't be watched: %s", error)
-                await asyncio.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
-                failures += 1
+                continue
+            await self._sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
+            failures += 1
+            if failures == len(_PAUSES):
+                place.version = ""  # perhaps it is this version that can't be gone on from
+
+    async def _watched(self, place: _Place) -> bool:
+        """One watch, to its end; False after an end that isn't the server's usual one."""
+        try:
+            await self._stream(place)
+        except _TooOldError:
+            place.version = ""
+            log.info("the watch of pods of others lagged behind and begins anew")
+        except TimeoutError:
+            log.info("the watch of pods of others was silent for too long and is opened anew")
+        except (_StreamError, aiohttp.ClientError, OSError, ValueError) as error:
+            log.warning("pods of others can't be watched: %s", error)
+        else:
+            return True
+        return False
 
     async def _newest(self, url: str) -> str:
         """The version as of now. `WatchSession` sees a list and asks for a relist, which brings what is there already."""
         async with self._session.get(url, params={"limit": "1"}, timeout=self._timeout, raise_for_status=True) as answer:
             return str((await answer.json())["metadata"]["resourceVersion"])
 
-    async def _stream(self, url: str, version: str) -> str:
-        """Hand on what happens until the server ends the watch; the version to go on from."""
+    async def _stream(self, place: _Place) -> None:
+        """Hand on what happens until the server ends the watch. `place` moves on with each event: no end makes us hear one twice."""
+        place.version = place.version or await self._newest(place.url)
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "labelSelector": _SELECTOR,
-            "resourceVersion": version,
+            "resourceVersion": place.version,
             "timeoutSeconds": str(self._settings.server_timeout),
         }
-        async with self._session.get(url, params=query, timeout=self._timeout) as answer:
+        async with self._session.get(place.url, params=query, timeout=self._timeout) as answer:
             if answer.status == 410:
                 raise _TooOldError
             answer.raise_for_status()
             async for line in answer.content:
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise _TooOldError  # 410, or the server is lost for words: begin anew
+                    raise _TooOldError if event["object"].get("code") == 410 else _StreamError(event["object"].get("message"))
                 if event["type"] != "BOOKMARK":
                     self._news(kinds.POD, event["type"], event["object"])
-                version = event["object"]["metadata"]["resourceVersion"]
-        return version
+                place.version = event["object"]["metadata"]["resourceVersion"]

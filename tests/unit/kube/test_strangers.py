@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from glm5_operator.kube import strangers
 from glm5_operator.kube.kinds import Kind
 from glm5_operator.kube.strangers import Strangers
 from glm5_operator.settings import Watch
@@ -29,6 +30,7 @@ class Server:
     watches: list[int | list[Json]]
     asked: list[str] = field(default_factory=list)
     seen: list[tuple[str | None, str]] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -53,6 +55,9 @@ class Server:
         assert kind.name == "Pod"
         self.seen.append((what, resource["metadata"]["name"]))
 
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
 
 async def followed(server: Server, namespaces: tuple[str, ...] = ()) -> Server:
     application = web.Application()
@@ -62,7 +67,7 @@ async def followed(server: Server, namespaces: tuple[str, ...] = ()) -> Server:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     async with aiohttp.ClientSession() as session:
-        watch = Strangers(session, f"http://127.0.0.1:{runner.addresses[0][1]}", Watch(), namespaces, server.news)
+        watch = Strangers(session, f"http://127.0.0.1:{runner.addresses[0][1]}", Watch(), namespaces, news=server.news, sleep=server.sleep)
         task = asyncio.create_task(watch.run())
         async with asyncio.timeout(10):
             await server.done.wait()
@@ -96,6 +101,46 @@ async def test_a_version_that_is_too_old_leads_to_a_new_list(server: Server, los
 
     watches = [f"watch /api/v1/pods from {version}" for version in (100, 101, 100)]
     assert server.asked == ["list limit=1", *watches[:2], "list limit=1", watches[2]]
+
+
+def error(code: int) -> Json:
+    return {"type": "ERROR", "object": {"kind": "Status", "code": code, "message": "etcd"}}
+
+
+@pytest.mark.parametrize("ended", [410, 500, [], [error(410)], [error(500)]])
+async def test_a_watch_that_ends_at_once_is_not_opened_at_once(server: Server, ended: int | list[Json]) -> None:
+    server.watches = [ended] * 6
+
+    await followed(server)
+
+    assert server.pauses == [0.5, 1.0, 2.0, 5.0, 5.0, 5.0]
+
+
+async def test_a_watch_that_ended_as_usual_is_opened_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers, "_SHORT", 0.0)
+    server.watches = [[], 500, [], 500]
+
+    await followed(server)
+
+    assert server.pauses == [0.5, 0.5]
+
+
+async def test_after_another_error_the_watch_goes_on_where_it_was(server: Server) -> None:
+    server.watches = [[event("ADDED", "a", 101), error(500)], [event("MODIFIED", "a", 102), error(410)]]
+
+    await followed(server)
+
+    assert server.seen == [("ADDED", "a"), ("MODIFIED", "a")]
+    asked = ["list limit=1", "watch /api/v1/pods from 100", "watch /api/v1/pods from 101", "list limit=1", "watch /api/v1/pods from 100"]
+    assert server.asked == asked
+
+
+async def test_an_error_that_goes_on_leads_to_one_new_list_not_to_many(server: Server) -> None:
+    server.watches = [[error(500)]] * 12
+
+    await followed(server)
+
+    assert server.asked.count("list limit=1") == 2
 
 
 async def test_trouble_of_the_server_ends_nothing(server: Server) -> None:
