@@ -23,6 +23,7 @@ Device = Literal["cpu", "npu", "cuda"]
 
 _DRIVER = Path("usr/local/Ascend/driver")
 _MANAGERS = ("davinci_manager", "hisi_hdc", "devmm_svm")  # every process that opens a card opens these first
+_NO_CARD = "void"  # Ascend's container runtime gives no card for this word, as for an empty variable
 _NPU_SMI_SECONDS = 20  # it answers in under one second, and can hang for ever on a card that has fallen off the bus
 
 
@@ -53,7 +54,9 @@ class HostFacts:
     cuda: bool  # an NVIDIA device node and a torch built for it
     user: str  # uid:gid of this process, with its groups
     npu_map: str = ""  # output of `npu-smi info -m`; empty without the tool
-    assigned: str = ""  # ASCEND_VISIBLE_DEVICES: the cards that the device plugin or the container runtime gave this process
+    assigned: str = (
+        ""  # ASCEND_VISIBLE_DEVICES: the cards that the device plugin or the container runtime gave this process; empty for none
+    )
 
     @property
     def has_card(self) -> bool:
@@ -205,6 +208,7 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
     libraries = [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     if home:
         libraries.append(Path(home) / "lib64")
+    assigned = environ.get("ASCEND_VISIBLE_DEVICES", "").strip()
     return HostFacts(
         driver=(root / _DRIVER).is_dir(),
         nodes=tuple(_node(path, root) for path in cards),
@@ -215,7 +219,7 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
         cuda=any(dev.glob("nvidia[0-9]*")) and not (_installed("torch") or "+cpu").endswith("+cpu"),
         user=f"uid {os.getuid()}, groups {','.join(str(group) for group in sorted({os.getgid(), *os.getgroups()}))}",
         npu_map=_npu_map(environ) if cards else "",
-        assigned=environ.get("ASCEND_VISIBLE_DEVICES", "").strip(),
+        assigned="" if assigned == _NO_CARD else assigned,
     )
 
 

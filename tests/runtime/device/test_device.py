@@ -246,6 +246,14 @@ def test_a_machine_is_read_as_it_is(machine: Path) -> None:
     assert read_host(environ | {"ASCEND_VISIBLE_DEVICES": " 3,10\n"}, machine).assigned == "3,10"
 
 
+@pytest.mark.parametrize("value", ["void", " void\n", "", " "])
+def test_a_value_that_ascend_reads_as_no_card_holds_none(value: str, tmp_path: Path) -> None:
+    facts = read_host({"ASCEND_VISIBLE_DEVICES": value}, tmp_path)
+
+    assert not facts.has_card
+    assert choose("auto", replace(facts, cuda=False)).device == "cpu"
+
+
 @pytest.mark.parametrize("body", ["exit 1", f"cat {OUTPUTS / 'err_dcmi_8005_no_device_access.txt'}; exit 2", r"printf '\377\376'"])
 def test_an_npu_smi_that_fails_leaves_the_count_of_device_nodes(machine: Path, body: str) -> None:
     facts = read_host(npu_smi(machine, body), machine)
