@@ -135,25 +135,26 @@ def read_object(path: Path) -> dict[str, Any]:
     """A JSON file of a checkpoint; raises ConfigError naming the file, what is wrong with it and the remedy."""
     try:
         content = path.read_bytes()
-        refuse_pointer(path, content)
-        value = json.loads(content)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: not found; --model must name a checkpoint folder with config.json and *.safetensors") from error
     except OSError as error:
         raise ConfigError(f"{path}: not readable ({error.strerror}); the files must be readable for uid {os.getuid()}") from error
+    if fault := pointer_fault(path, content):
+        raise ConfigError(fault)
+    try:
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{path}: not readable as JSON ({error}; the file has {len(content)} bytes); download the file again") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds a {type(value).__name__}, not a JSON object; download the file again")
     return value
 
 
-def refuse_pointer(path: Path, start: bytes) -> None:
-    """Raise ConfigError when `start`, a file's first bytes, are those of a Git LFS pointer: the clone brought no data."""
-    if start.startswith(LFS_MAGIC):
-        raise ConfigError(f"{path}: is a Git LFS pointer, not the data; run `git lfs pull` in the checkpoint folder or download it again")
+def pointer_fault(path: Path, start: bytes) -> str | None:
+    """What to say when `start`, a file's first bytes, are those of a Git LFS pointer: the clone brought no data."""
+    if not start.startswith(LFS_MAGIC):
+        return None
+    return f"{path}: is a Git LFS pointer, not the data; run `git lfs pull` in the checkpoint folder or download it again"
 
 
 def _unsupported(raw: dict[str, Any]) -> list[str]:

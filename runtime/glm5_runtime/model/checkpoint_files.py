@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from glm5_runtime.config import LFS_MAGIC
+from glm5_runtime.config import LFS_MAGIC, pointer_fault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,8 +146,8 @@ def _missing(name: str, names: list[str], model_dir: Path) -> str:
 
 
 def _refuse_pointer(path: Path) -> None:
-    if _start(path, len(LFS_MAGIC)) == LFS_MAGIC:
-        raise WeightsError(f"{path}: is a Git LFS pointer, not the data; run `git lfs pull` in the checkpoint folder or {_AGAIN}")
+    if fault := pointer_fault(path, _start(path, len(LFS_MAGIC))):
+        raise WeightsError(fault)
 
 
 def _check_header(path: Path) -> None:

@@ -20,7 +20,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from glm5_runtime.config import read_object, refuse_pointer
+from glm5_runtime.config import ConfigError, pointer_fault, read_object
 from glm5_runtime.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def _of_checkpoint(model_dir: Path) -> ChatTemplate | None:
 def _text_of(file: Path) -> str:
     try:
         content = file.read_bytes()
-        refuse_pointer(file, content)
+        if fault := pointer_fault(file, content):
+            raise ConfigError(fault)
         return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(f"{file}: not readable as text ({error}); download the file again") from error
