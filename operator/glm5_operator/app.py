@@ -90,7 +90,14 @@ class Operator:
 
     def news(self, kind: Kind, event: str | None, resource: Mapping[str, Any]) -> None:
         """One watch event: into the cache, and if the cache didn't know that yet, wake who cares."""
-        self.health.sign_of_life(kind.name, time.monotonic(), resource["metadata"].get("namespace") or "")
+        self._news(kind, event, resource, watch=kind.name)
+
+    def news_of_others(self, kind: Kind, event: str | None, resource: Mapping[str, Any]) -> None:
+        """Likewise of a pod that isn't ours."""
+        self._news(kind, event, resource, watch=kinds.OTHERS)
+
+    def _news(self, kind: Kind, event: str | None, resource: Mapping[str, Any], *, watch: str) -> None:
+        self.health.sign_of_life(watch, time.monotonic(), resource["metadata"].get("namespace") or "")
         known = self.cache.drop(resource) if event == "DELETED" else self.cache.put(resource)
         self.metrics.watch_events.labels(kind.name, "true" if known else "false").inc()
         if known:
@@ -248,9 +255,10 @@ def _take_signals(stop: asyncio.Event) -> None:
 
 async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asyncio.Event) -> None:
     settings = operator.settings
-    for kind in kinds.WATCHED:
-        for namespace in settings.scope.namespaces if kind.namespaced and settings.scope.namespaces else ("",):
-            operator.health.expect(kind.name, time.monotonic(), namespace)
+    watches = [(kind.name, kind.namespaced) for kind in kinds.WATCHED]
+    for watch, namespaced in (*watches, (kinds.OTHERS, True)):
+        for namespace in settings.scope.namespaces if namespaced and settings.scope.namespaces else ("",):
+            operator.health.expect(watch, time.monotonic(), namespace)
     session = WatchSession(
         operator.client.configuration,
         operator.metrics,
@@ -260,7 +268,7 @@ async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asy
     )
     stack.push_async_callback(session.close)
     login = session.login()
-    strangers = Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, news=operator.news)
+    strangers = Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, news=operator.news_of_others)
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(strangers.run(), name="pods of others")
         await _watch_by_kopf(operator, session, stop)

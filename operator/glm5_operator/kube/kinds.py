@@ -68,4 +68,7 @@ CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET)
 """What `plan` makes, and nothing besides: the rights follow from it (tests/unit/kube/test_rights.py)."""
 CACHED: Final = tuple(kind for kind in ALL if kind.cached)
 WATCHED: Final = tuple(kind for kind in ALL if kind.watched)
+OTHERS: Final = "Pod of others"
+"""Name of `strangers`' watch, which lives and dies apart from kopf's of our pods."""
+OTHERS_SELECTOR: Final = f"!{names.SERVICE_LABEL}"
 BY_NAME: Final = {kind.name: kind for kind in ALL}

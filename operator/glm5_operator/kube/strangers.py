@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from glm5_operator.api import names
 from glm5_operator.kube import kinds
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SELECTOR: Final = f"!{names.SERVICE_LABEL}"
 _PAUSES: Final = (0.5, 1.0, 2.0, 5.0)
 _SHORT: Final = 1.0  # s; a watch that ends sooner did so because of some trouble, whatever it says
 
@@ -104,7 +102,8 @@ class Strangers:
 
     async def _newest(self, url: str) -> str:
         """The version as of now. `WatchSession` sees a list and asks for a relist, which brings what is there already."""
-        async with self._session.get(url, params={"limit": "1"}, timeout=self._timeout, raise_for_status=True) as answer:
+        query = {"limit": "1", "labelSelector": kinds.OTHERS_SELECTOR}
+        async with self._session.get(url, params=query, timeout=self._timeout, raise_for_status=True) as answer:
             return str((await answer.json())["metadata"]["resourceVersion"])
 
     async def _stream(self, place: _Place) -> None:
@@ -113,7 +112,7 @@ class Strangers:
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "labelSelector": _SELECTOR,
+            "labelSelector": kinds.OTHERS_SELECTOR,
             "resourceVersion": place.version,
             "timeoutSeconds": str(self._settings.server_timeout),
         }

@@ -16,6 +16,7 @@ import kopf
 from kubernetes.aio.client.rest import RESTClientObject
 
 from glm5_operator.api import names
+from glm5_operator.kube import kinds as all_kinds
 from glm5_operator.kube.client import uses_proxy
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ class WatchSession:
         self._metrics.api_requests.labels("watch" if watch else "list", kind, str(params.response.status)).inc()
         if not kind or params.response.status >= 300:
             return
-        self._opened(kind, _namespace_of(params.url.path))
+        others = params.url.query.get("labelSelector") == all_kinds.OTHERS_SELECTOR
+        self._opened(all_kinds.OTHERS if others else kind, _namespace_of(params.url.path))
         if not watch and "continue" not in params.url.query:
             self._listed(kind)
 

@@ -34,10 +34,10 @@ class Server:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        assert request.query["labelSelector"] == "!glm5.dev/service"
         if "watch" not in request.query:
             self.asked.append(f"list limit={request.query['limit']}")
             return web.json_response({"metadata": {"resourceVersion": "100"}, "items": []})
-        assert request.query["labelSelector"] == "!glm5.dev/service"
         self.asked.append(f"watch {request.path} from {request.query['resourceVersion']}")
         if not self.watches:
             self.done.set()

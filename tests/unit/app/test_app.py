@@ -1,0 +1,44 @@
+"""Wiring of the parts. Faked: the API server behind HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import pytest
+from kubernetes.aio.client.configuration import Configuration
+
+from glm5_operator.app import Operator
+from glm5_operator.kube import kinds
+from glm5_operator.kube.client import Client
+from glm5_operator.metrics import Metrics
+from glm5_operator.settings import Settings
+
+Json = dict[str, Any]
+POD: Json = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team", "resourceVersion": "7"}}
+
+
+def lost(error: Exception) -> NoReturn:
+    raise error
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[Operator]:
+    settings, metrics = Settings(), Metrics()
+    client = Client(Configuration(host="http://127.0.0.1:9"), settings.api, metrics)
+    yield Operator(settings, client, client, metrics, lost)
+    await client.close()
+
+
+async def test_a_dead_watch_of_our_pods_does_not_hide_behind_the_pods_of_others(operator: Operator) -> None:
+    for watch in (kinds.POD.name, kinds.OTHERS):
+        operator.health.expect(watch, time.monotonic() - 100)
+
+    operator.news_of_others(kinds.POD, "ADDED", POD)
+
+    ages = operator.health.watch_ages(time.monotonic())
+    assert ages["Pod",] > 99
+    assert ages["Pod of others",] < 50
+    operator.news(kinds.POD, "ADDED", POD)
+    assert operator.health.watch_ages(time.monotonic())["Pod",] < 50
