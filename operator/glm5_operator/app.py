@@ -225,9 +225,12 @@ async def _run_tasks(operator: Operator, stack: contextlib.AsyncExitStack) -> No
         stop_kopf = asyncio.Event()
         relisting = asyncio.create_task(operator.relist.run(operator.settings.watch.relist), name="relist")
         leading = asyncio.create_task(operator.lead(), name="lead")
-        watching = asyncio.create_task(_watch(operator, stack, stop_kopf), name="kopf")
+        session = _watch_session(operator, stack)
+        others = asyncio.create_task(_watch_others(operator, session), name="watch of pods of others")
+        watching = asyncio.create_task(_watch_by_kopf(operator, session, stop_kopf), name="kopf")
         try:
-            done, _ = await asyncio.wait({stopping, ticking, relisting, leading, watching}, return_when=asyncio.FIRST_COMPLETED)
+            endless = {ticking, relisting, leading, others, watching}
+            done, _ = await asyncio.wait({stopping, *endless}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping}:
                 task.result()  # raises what ended it
                 raise RuntimeError(f"{task.get_name()} ended by itself")
@@ -235,7 +238,7 @@ async def _run_tasks(operator: Operator, stack: contextlib.AsyncExitStack) -> No
         finally:
             await _cancel(leading)
             await operator.lease.release()  # only now: nothing of ours writes any more
-            await _cancel(ticking, relisting)  # before kopf: it waits for all tasks that it finds in the loop
+            await _cancel(ticking, relisting, others)  # before kopf: it waits for all tasks that it finds in the loop
             stop_kopf.set()
             await asyncio.wait({watching}, timeout=_STOP_LIMIT)
             await _cancel(watching)
@@ -253,7 +256,8 @@ def _take_signals(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
-async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asyncio.Event) -> None:
+def _watch_session(operator: Operator, stack: contextlib.AsyncExitStack) -> WatchSession:
+    """The session of all watches, each of which must show signs of life from now on."""
     settings = operator.settings
     watches = [(kind.name, kind.namespaced) for kind in kinds.WATCHED]
     for watch, namespaced in (*watches, (kinds.OTHERS, True)):
@@ -267,12 +271,12 @@ async def _watch(operator: Operator, stack: contextlib.AsyncExitStack, stop: asy
         listed=operator.relist.request,
     )
     stack.push_async_callback(session.close)
-    login = session.login()
-    strangers = Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, news=operator.news_of_others)
-    async with asyncio.TaskGroup() as group:
-        watching = group.create_task(strangers.run(), name="pods of others")
-        await _watch_by_kopf(operator, session, stop)
-        watching.cancel()
+    return session
+
+
+async def _watch_others(operator: Operator, session: WatchSession) -> None:
+    settings, login = operator.settings, session.login()
+    await Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, news=operator.news_of_others).run()
 
 
 async def _watch_by_kopf(operator: Operator, session: WatchSession, stop: asyncio.Event) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
+import kopf
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 
+from glm5_operator import app
 from glm5_operator.app import Operator
 from glm5_operator.kube import kinds
 from glm5_operator.kube.client import Client
+from glm5_operator.kube.parts import Controllers
 from glm5_operator.metrics import Metrics
 from glm5_operator.settings import Settings
 
@@ -27,7 +31,9 @@ def lost(error: Exception) -> NoReturn:
 async def operator() -> AsyncIterator[Operator]:
     settings, metrics = Settings(), Metrics()
     client = Client(Configuration(host="http://127.0.0.1:9"), settings.api, metrics)
-    yield Operator(settings, client, client, metrics, lost)
+    made = Operator(settings, client, client, metrics, lost)
+    made.staff(Controllers({}, {}))
+    yield made
     await client.close()
 
 
@@ -42,3 +48,19 @@ async def test_a_dead_watch_of_our_pods_does_not_hide_behind_the_pods_of_others(
     assert ages["Pod of others",] < 50
     operator.news(kinds.POD, "ADDED", POD)
     assert operator.health.watch_ages(time.monotonic())["Pod",] < 50
+
+
+async def test_what_ends_kopf_is_told_as_it_is(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object, **__: object) -> list[Any]:
+        return []
+
+    async def ends(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(operator, "wait_for_crds", nothing)
+    monkeypatch.setattr(kopf, "spawn_tasks", nothing)
+    monkeypatch.setattr(kopf, "run_tasks", ends)
+
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.raises(OSError, match="no route to host"):
+            await app._run_tasks(operator, stack)
