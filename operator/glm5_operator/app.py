@@ -205,7 +205,8 @@ async def run(
 
 
 async def _serve_admin(operator: Operator, stack: contextlib.AsyncExitStack) -> None:
-    runner = web.AppRunner(operator.admin(), access_log=None)
+    # A connection that is kept is a task, and kopf would wait 5 s for it to end.
+    runner = web.AppRunner(operator.admin(), access_log=None, keepalive_timeout=0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, operator.settings.admin.host, operator.settings.admin.port)

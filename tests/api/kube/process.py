@@ -73,9 +73,13 @@ class SmallOperator:
             self.process.wait(10)
 
     def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.admin_url + path, timeout=10)
+
+    @property
+    def admin_url(self) -> str:
         found = re.search(r"probes and metrics at http://[^:]+:(\d+)", self.log.read_text())
         assert found, self.tail()
-        return httpx.get(f"http://127.0.0.1:{found[1]}{path}", timeout=10)
+        return f"http://127.0.0.1:{found[1]}"
 
     def requests(self) -> dict[tuple[str, str], float]:
         """API requests so far, by verb and kind."""

@@ -6,6 +6,8 @@ import signal
 import time
 from collections.abc import Callable
 
+import httpx
+
 from tests.api.kube.conftest import a_service
 from tests.api.kube.process import SmallOperator
 from tests.support.kube import Kube, stays, until
@@ -61,10 +63,13 @@ def holders(kube: Kube, namespace: str) -> list[tuple[str, str]]:
 def test_a_leader_that_is_asked_to_stop_hands_over_at_once(start: Start, kube: Kube, namespace: str) -> None:
     leader, standby = start(), start(leading=False)
 
-    leader.send(signal.SIGTERM)
-    stopped = time.monotonic()
+    with httpx.Client(base_url=leader.admin_url) as prometheus:  # which keeps its connection
+        assert prometheus.get("/metrics").status_code == 200
 
-    assert leader.wait(15) == 0, leader.tail()
+        leader.send(signal.SIGTERM)
+        stopped = time.monotonic()
+
+        assert leader.wait(15) == 0, leader.tail()
     assert time.monotonic() - stopped < PROMPT, leader.tail()
     until("the standby to lead", lambda: standby.said("leading as"), 8, standby.tail)
     print(f"hand-over after SIGTERM: {time.monotonic() - stopped:.1f} s")  # noqa: T201 - a measurement
