@@ -1,7 +1,7 @@
 """What a podTemplate may not change: each guarantee of planning, with the field that breaks it and where the wish belongs instead.
 
-Called by `merge` with the pod as planned and as the podTemplates made it. The merged pod is whatever a user wrote: nothing about the shape
-of what they added is taken for granted.
+Called by `merge` with the pod as planned and as the podTemplates made it. The merged pod is whatever a user wrote: of the shape of what
+they added only this is sure, that lists which merge by a key are lists of objects, each with its key.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _memory_losses(planned: Manifest, after: Manifest, engine: Manifest) -> Iter
 
 
 def _in_memory(pod: Manifest) -> int:
-    mounted = {mount.get("name") for mount in (engine_of(pod) or {}).get("volumeMounts", [])}
+    mounted = [mount.get("name") for mount in (engine_of(pod) or {}).get("volumeMounts", [])]
     volumes = [_dict(volume, "emptyDir") for volume in _dict(pod, "spec").get("volumes", []) if volume["name"] in mounted]
     return sum(_bytes(volume.get("sizeLimit")) or 0 for volume in volumes if volume.get("medium") == "Memory")
 

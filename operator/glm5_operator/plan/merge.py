@@ -37,6 +37,8 @@ _KEYS: Final = {
 _WHOLE: Final = {"volumes", "env", "volumeMounts"}
 _APPENDED: Final = {"tolerations", "envFrom"}
 _LISTS: Final = _KEYS.keys() | _APPENDED
+_FREE: Final = {"labels", "annotations", "matchLabels", "nodeSelector", "limits", "requests", "overhead", "volumeAttributes"}
+"""Maps whose keys users choose: there `env` is no list of variables."""
 _PROBES: Final = {"startupProbe", "readinessProbe", "livenessProbe"}
 _HANDLERS: Final = {"exec", "httpGet", "tcpSocket", "grpc"}
 
@@ -51,14 +53,17 @@ class MalformedTemplateError(ValueError):
 
 
 def merge(base: Manifest, over: Mapping[str, Any], path: str = "") -> Manifest:
-    """`over` laid over `base`: objects merge, keyed lists merge by key, other lists and values replace, null removes."""
+    """`over` laid over `base`: objects merge, keyed lists merge by key, other lists and values replace, null removes.
+
+    Both have the shape of a pod where lists of objects belong; `apply_template` checks that first.
+    """
     merged = dict(base)
     for key, value in over.items():
         here = f"{path}.{key}" if path else key
         if value is None:
             merged.pop(key, None)
-        elif key in _LISTS and isinstance(merged.get(key, value), list):  # a label may be called `env` too: its value is no list
-            merged[key] = _merge_list(key, merged.get(key, []), value, here)
+        elif _is_list(key, path):
+            merged[key] = _merge_list(key, merged.get(key) or [], value, here)
         elif isinstance(merged.get(key), dict):
             merged[key] = _merge_object(key, merged[key], value, here)
         else:
@@ -81,7 +86,7 @@ def apply_template(
     if not template:
         return pod
     try:
-        _refuse_directives(template)
+        _check(template)
         merged = merge(pod, template)
     except MalformedTemplateError as fault:
         return findings.pod_template_malformed(origin, fault.path, fault.why)
@@ -89,17 +94,35 @@ def apply_template(
     return merged if lost is None else findings.pod_template_refused(origin, *lost)
 
 
-def _refuse_directives(value: object, path: str = "") -> None:
-    """`$patch`, `$retainKeys` and their like steer a patch; taken for a field, one would do the opposite of what it says."""
+def _is_list(key: str, path: str) -> bool:
+    return key in _LISTS and path.rpartition(".")[2] not in _FREE
+
+
+def _check(value: object, path: str = "") -> None:
+    """Refuse what merging, or whoever looks at the merged pod, would trip over: lists of another shape, and directives.
+
+    `$patch`, `$retainKeys` and their like steer a patch; taken for a field, one would do the opposite of what it says.
+    """
     if isinstance(value, list):
         for index, entry in enumerate(value):
-            _refuse_directives(entry, f"{path}[{index}]")
+            _check(entry, f"{path}[{index}]")
     elif isinstance(value, dict):
         for key, inner in value.items():
             here = f"{path}.{key}" if path else key
             if key.startswith("$"):
                 raise MalformedTemplateError(here, "is a directive of patches, and those aren't carried out: null removes a field")
-            _refuse_directives(inner, here)
+            if _is_list(key, path) and inner is not None:
+                _check_list(key, inner, here)
+            _check(inner, here)
+
+
+def _check_list(key: str, value: object, path: str) -> None:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise MalformedTemplateError(path, "must be a list of objects")
+    by = _KEYS.get(key)
+    for index, entry in enumerate(value):
+        if by and not isinstance(entry.get(by), str | int):
+            raise MalformedTemplateError(f"{path}[{index}]", f"must have {by}")
 
 
 def _merge_object(key: str, base: Manifest, over: object, path: str) -> Manifest:
@@ -110,23 +133,15 @@ def _merge_object(key: str, base: Manifest, over: object, path: str) -> Manifest
     return merge(base, over, path)
 
 
-def _merge_list(key: str, base: list[Any], over: object, path: str) -> list[Any]:
+def _merge_list(key: str, base: list[Any], over: list[Any], path: str) -> list[Any]:
     if key in _APPENDED:
-        return [*base, *(copy.deepcopy(entry) for entry in _objects(over, path) if entry not in base)]
+        return [*base, *(copy.deepcopy(entry) for entry in over if entry not in base)]
     by = _KEYS[key]
     merged = {entry[by]: entry for entry in base}
-    for index, entry in enumerate(_objects(over, path)):
-        if by not in entry or not isinstance(entry[by], str | int):
-            raise MalformedTemplateError(f"{path}[{index}]", f"must have {by}")
+    for entry in over:
         name = entry[by]
         if name in merged and key not in _WHOLE:
             merged[name] = merge(merged[name], entry, f"{path}[{name}]")
         else:
             merged[name] = copy.deepcopy(entry)
     return list(merged.values())
-
-
-def _objects(value: object, path: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise MalformedTemplateError(path, "must be a list of objects")
-    return value

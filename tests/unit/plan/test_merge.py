@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glm5_operator.plan.merge import merge
@@ -274,6 +274,15 @@ def test_directives_of_patches_are_refused_by_name_instead_of_planned_as_fields(
         engine(resources="all"),
         engine(ports="http"),
         engine(volumeMounts=[{"name": "x"}]),
+        {"spec": {"initContainers": "abc"}},
+        {"spec": {"initContainers": {"a": 1}}},
+        {"spec": {"ephemeralContainers": 5}},
+        {"spec": {"imagePullSecrets": "x"}},
+        engine(volumeMounts="/data"),
+        engine(envFrom="settings"),
+        beside(env="A=1"),
+        beside(env=[{"name": ["A"]}]),
+        beside(volumeMounts=[{"mountPath": {}}]),
     ],
 )
 def test_a_malformed_template_is_refused_by_name_and_breaks_nothing(template: dict[str, Any]) -> None:
@@ -281,6 +290,25 @@ def test_a_malformed_template_is_refused_by_name_and_breaks_nothing(template: di
 
     assert planned.stalled is not None
     assert planned.stalled.reason == "PodTemplateRefused"
+
+
+def test_a_list_of_another_shape_is_named_by_its_path() -> None:
+    for template, path in (
+        ({"spec": {"initContainers": {"a": 1}}}, "spec.initContainers must be a list of objects"),
+        (engine(envFrom="settings"), "spec.containers[0].envFrom must be a list of objects"),
+    ):
+        stalled = with_template(template).stalled
+        assert stalled is not None
+        assert path in stalled.message
+
+
+def test_maps_whose_keys_users_choose_may_hold_any_of_them() -> None:
+    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"ports": "a"}}}
+    spec = {"nodeSelector": {"env": "prod"}, "topologySpreadConstraints": [spread]}
+    planned = with_template({"metadata": {"labels": {"env": "prod"}, "annotations": {"volumes": "none"}}, "spec": spec})
+
+    assert planned.stalled is None
+    assert pod_of(planned)["nodeSelector"]["env"] == "prod"
 
 
 KEYS = st.sampled_from(
@@ -302,6 +330,10 @@ KEYS = st.sampled_from(
         "projected",
         "sources",
         "emptyDir",
+        "volumeMounts",
+        "mountPath",
+        "shm",
+        "memory",
         "$patch",
         "x",
     ]
@@ -323,3 +355,52 @@ def test_no_template_can_stop_the_planner_or_take_the_pin_away(template: dict[st
         assert engine_of(planned)["resources"]["limits"][RESOURCE] == "1"
     else:
         assert planned.stalled.reason == "PodTemplateRefused"
+
+
+SPEC = [
+    "affinity",
+    "containers",
+    "ephemeralContainers",
+    "hostAliases",
+    "imagePullSecrets",
+    "initContainers",
+    "nodeSelector",
+    "resourceClaims",
+]
+CONTAINER = [
+    "args",
+    "env",
+    "envFrom",
+    "image",
+    "lifecycle",
+    "name",
+    "ports",
+    "readinessProbe",
+    "resources",
+    "volumeDevices",
+    "volumeMounts",
+]
+EITHER = [
+    "securityContext",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "topologySpreadConstraints",
+    "volumes",
+    "labels",
+    "annotations",
+]
+PLACES = st.sampled_from([engine, beside, first, lambda **fields: {"spec": fields}, lambda **fields: {"metadata": fields}])
+TEMPLATES = st.builds(
+    lambda place, fields: place(**fields),
+    PLACES,
+    st.dictionaries(st.sampled_from([*SPEC, *CONTAINER, *EITHER]), JSON, min_size=1, max_size=3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEMPLATES, TEMPLATES)
+@example(beside(env=None), beside(env=[{"name": "A"}]))
+def test_any_value_at_any_field_gives_a_plan_or_a_refusal(of_pool: dict[str, Any], of_service: dict[str, Any]) -> None:
+    planned = plan(tiny({"podTemplate": of_service}), of=pool({"podTemplate": of_pool}))
+
+    assert planned.stalled is None or planned.stalled.reason == "PodTemplateRefused"
