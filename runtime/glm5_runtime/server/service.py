@@ -18,6 +18,7 @@ from glm5_runtime.server.generation import Generation
 from glm5_runtime.server.health import EngineWatch, Patience
 from glm5_runtime.server.metrics import Metrics
 from glm5_runtime.server.protocol import MAX_FIELDS
+from glm5_runtime.server.sse import while_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,9 +97,14 @@ class Service:
         return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw)
 
     async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
-        """What `understand` makes of the JSON body of a request. A large one is parsed and understood in a thread."""
+        """What `understand` makes of the JSON body of a request, or ClientGone. A large one is parsed and understood in a thread."""
         body = await read_body(request, self.settings.max_request_bytes)
-        return await self._aside.run(len(body), lambda: understand(parse_object(body)))
+        try:
+            return await while_connected(request.receive, self._aside.run(len(body), lambda: understand(parse_object(body))))
+        except ApiError as error:
+            if error.status == 429:
+                self.metrics.rejected("queue_full")
+            raise
 
     def validate(self, raw: dict[str, Any], kind: type[Body], refused: Mapping[str, str]) -> Body:
         """`raw` as a checked request body; raises ApiError 400 or, for an unknown model, 404. Runs in any thread."""
