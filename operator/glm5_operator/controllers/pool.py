@@ -38,8 +38,8 @@ class PoolController:
     events: Events
     facts: Facts
     daemon_sets: Callable[[], Awaitable[Sequence[Resource]]]
-    resync: timedelta = timedelta(minutes=10)
-    recheck: timedelta = timedelta(minutes=1)  # while the plan has a warning: a taint may wait for a DaemonSet, and those aren't watched
+    resync: timedelta
+    recheck: timedelta  # while the plan has a warning: a taint may wait for a DaemonSet, and those aren't watched
 
     async def reconcile(self, key: Key, now: datetime) -> Outcome:
         """Bring the nodes of `key` to their planned state and write its status once."""

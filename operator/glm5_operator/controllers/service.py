@@ -45,8 +45,8 @@ class ServiceController:
     applier: Applier
     events: Events
     facts: Facts
-    resync: timedelta = timedelta(minutes=10)  # long: watches carry news, this only repairs what they missed
-    recheck: timedelta = timedelta(minutes=1)  # after a refused write: what stands in the way sends us no event when it goes
+    resync: timedelta  # long: watches carry news, this only repairs what they missed
+    recheck: timedelta  # after a refused write: what stands in the way sends us no event when it goes
 
     async def reconcile(self, key: Key, now: datetime) -> Outcome:
         """Bring the children of `key` to their planned state and write its status once."""

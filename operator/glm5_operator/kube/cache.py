@@ -124,7 +124,8 @@ class Cache:
         A pod of others that holds no device is as good as none, so what makes it news is only that it takes or frees some.
         """
         key = key_of(resource)
-        if key.kind == kinds.POD.name and not (_is_ours(resource) or _held_by(key.kind, resource)[1]):
+        node, held = _held_by(key.kind, resource)
+        if key.kind == kinds.POD.name and not (held or _is_ours(resource)):
             return self.drop(resource)
         metadata = resource["metadata"]
         version = str(metadata.get("resourceVersion", ""))
@@ -139,7 +140,6 @@ class Cache:
             old.version = version
             return False
         self._unlink(key, old)
-        node, held = _held_by(key.kind, resource)
         entry = _Entry(raw, version, _group_of(key, resource), _conditions_of(key.kind, resource), node)
         self._entries[key.kind][key] = entry
         self._news[key.kind] += 1

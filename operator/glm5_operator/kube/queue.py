@@ -39,7 +39,7 @@ class Backoff:
     base: float
     longest: float
     budget: int
-    recheck: float = 60.0
+    recheck: float
 
     def delay(self, failures: int, rng: Random) -> float:
         """Seconds to wait after so many failures in a row."""

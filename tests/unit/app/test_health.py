@@ -18,7 +18,7 @@ def a_health(now: float = 0.0) -> Health:
 
 
 def a_queue() -> WorkQueue:
-    return WorkQueue(Backoff(1.0, 60.0, 5), random.Random(1))
+    return WorkQueue(Backoff(1.0, 60.0, 5, 60.0), random.Random(1))
 
 
 def faults(health: Health, now: float, queue: WorkQueue | None = None, *, working: bool = True) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, cast
 
 from glm5_operator.api import names
@@ -14,6 +15,7 @@ from tests.support.clock import at
 from tests.unit.controllers.test_facts import a_node
 
 Json = dict[str, Any]
+RESYNC, RECHECK = timedelta(minutes=10), timedelta(minutes=1)
 GONE = Key("NPUPool", "", "inference")
 
 
@@ -45,7 +47,7 @@ async def release(edge: Edge) -> Outcome:
         return []
 
     cache = edge.cache
-    controller = PoolController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), none)
+    controller = PoolController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), none, RESYNC, RECHECK)
     return await controller.reconcile(GONE, at())
 
 

@@ -17,6 +17,7 @@ from tests.support.objects import a_service, condition
 from tests.unit.controllers.test_facts import a_node, a_pool
 
 Json = dict[str, Any]
+RESYNC, RECHECK = timedelta(minutes=10), timedelta(minutes=1)
 KEY = Key("GLM5Service", "prod", "chat")
 DEPLOYMENT = Key("Deployment", "prod", "chat-engine")
 TINY = {"name": "tiny", "weights": "bf16", "source": "hostpath:///models/tiny", "memory": "1Gi"}
@@ -56,7 +57,7 @@ async def reconcile(edge: Edge, *resources: Json) -> Outcome:
     cache = Cache()
     for resource in resources:
         cache.put(resource)
-    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()))
+    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), RESYNC, RECHECK)
     return await controller.reconcile(KEY, at())
 
 
@@ -81,7 +82,7 @@ async def test_a_plan_that_can_not_be_made_touches_no_child() -> None:
     outcome = await reconcile(edge, a_tiny_service())
 
     assert edge.wanted is None
-    assert (outcome.kind, outcome.reason, outcome.after) == (OutcomeKind.STALLED, "PoolNotFound", timedelta(minutes=10))
+    assert (outcome.kind, outcome.reason, outcome.after) == (OutcomeKind.STALLED, "PoolNotFound", RESYNC)
     assert edge.warned == ["PoolNotFound"]
 
 
@@ -103,7 +104,7 @@ async def test_an_ordinary_pass_writes_children_and_status_and_looks_again_much_
     assert [item["kind"] for item in edge.wanted or ()] == ["Deployment", "Service"]
     assert edge.status is not None
     assert condition(edge.status, "Ready")["reason"] == "Applying"
-    assert outcome == Outcome.again(timedelta(minutes=10))
+    assert outcome == Outcome.again(RESYNC)
     assert edge.warned == []
 
 
@@ -115,7 +116,7 @@ async def test_an_ordinary_pass_writes_children_and_status_and_looks_again_much_
             ApiFailure("TooManyRequests", "429", DEPLOYMENT, retryable=True, retry_after=timedelta(seconds=7)),
             Outcome.retry("TooManyRequests", timedelta(seconds=7)),
         ),
-        (ApiFailure("NameConflict", "taken", DEPLOYMENT, retryable=False), Outcome.stalled("NameConflict", timedelta(minutes=1))),
+        (ApiFailure("NameConflict", "taken", DEPLOYMENT, retryable=False), Outcome.stalled("NameConflict", RECHECK)),
     ],
 )
 async def test_a_failed_write_is_told_in_the_status_and_decides_when_to_try_again(failure: ApiFailure, expected: Outcome) -> None:
@@ -141,7 +142,7 @@ QUOTA = ApiFailure("QuotaExceeded", "exceeded quota: team, limited: count/deploy
 async def give_up(edge: Edge, reason: str, **parts: object) -> None:
     cache = Cache()
     cache.put({**a_tiny_service(), **parts})
-    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()))
+    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), RESYNC, RECHECK)
     await controller.give_up(KEY, reason, at())
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from glm5_operator.kube.queue import Backoff, Budget, WorkQueue
 from glm5_operator.kube.types import Key, Outcome
 
-BACKOFF = Backoff(base=1.0, longest=60.0, budget=5)
+BACKOFF = Backoff(base=1.0, longest=60.0, budget=5, recheck=60.0)
 
 
 def a_queue(backoff: Backoff = BACKOFF) -> WorkQueue:
@@ -170,7 +170,7 @@ def test_a_slow_recheck_that_works_ends_the_matter() -> None:
 
 
 def test_a_longer_retry_after_of_the_server_puts_the_slow_recheck_off() -> None:
-    queue = a_queue(Backoff(1.0, 60.0, budget=1))
+    queue = a_queue(Backoff(1.0, 60.0, budget=1, recheck=60.0))
     queue.add(key("a"), 0.0)
     queue.take(0.0)
     queue.finish(key("a"), Outcome.retry("TooManyRequests", timedelta(seconds=500)), 0.0)
@@ -179,7 +179,7 @@ def test_a_longer_retry_after_of_the_server_puts_the_slow_recheck_off() -> None:
 
 
 def test_an_event_that_arrived_while_the_last_try_failed_is_not_lost() -> None:
-    queue = a_queue(Backoff(1.0, 60.0, budget=1))
+    queue = a_queue(Backoff(1.0, 60.0, budget=1, recheck=60.0))
     queue.add(key("a"), 0.0)
     queue.take(0.0)
     queue.add(key("a"), 0.5)
