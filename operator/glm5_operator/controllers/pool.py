@@ -7,7 +7,6 @@ deletion that nobody watched is found by the label that points to nothing. Write
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from glm5_operator.api import names
@@ -23,6 +22,7 @@ from glm5_operator.status.pool import pool_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from datetime import datetime, timedelta
 
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import Applier, Cache, Events, Resource
