@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SWITCH_SECONDS = 0.0005
 INLINE_BYTES = 8 * 1024  # smaller bodies take less time than a change of threads under load
-ORDINARY_BYTES = 256 * 1024  # some 60,000 tokens; reading and rendering so much takes a second at worst
+ORDINARY_BYTES = 256 * 1024  # some 60,000 tokens; with the built-in templates, a second at worst
 _WAITING = 256  # as many as the engine queues by default
 
 

@@ -56,7 +56,7 @@ async def held(place: Aside, size: int, gate: Gate) -> asyncio.Task[str]:
 async def queued(place: Aside, size: int, work: Callable[[], object]) -> asyncio.Task[object]:
     """A caller that has begun to wait."""
     task = asyncio.create_task(place.run(size, work))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # one turn of the loop, in which it takes its place in the queue
     return task
 
 
@@ -128,7 +128,7 @@ async def test_a_thread_keeps_its_place_and_its_settings_after_its_caller_has_go
     (await held(place, LARGE, gate)).cancel()
 
     behind = await queued(place, LARGE, second)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the time in which the second thread would begin, were the place free
 
     assert not second.begun.is_set()
     assert not gc.isenabled()
