@@ -29,7 +29,7 @@ _QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "divisor", "o
 
 _OMITTED_FALSE: Final = frozenset({"hostNetwork", "hostPID", "hostIPC", "readOnly", "stdin", "stdinOnce", "tty", "paused"})
 _OMITTED_ZERO: Final = frozenset({"initialDelaySeconds", "minReadySeconds", "hostPort"})
-_KEPT_EMPTY: Final = frozenset({"storageClassName"})
+_KEPT_EMPTY: Final = frozenset({"storageClassName", "emptyDir", "labelSelector", "namespaceSelector"})
 """What the server drops when it is false, 0 or empty, because absent means the same there. Other numbers and flags are pointers in the
 API's types: there `false` is kept, and absent may mean the opposite (automountServiceAccountToken, runAsNonRoot)."""
 
@@ -45,8 +45,6 @@ def holds(live: object, desired: object, name: str = "", *, quantity: bool = Fal
         return True
     quantity = quantity or name in _QUANTITIES
     if isinstance(desired, Mapping):
-        if not desired:
-            return live is None or isinstance(live, Mapping)
         return isinstance(live, Mapping) and all(
             holds(live.get(field), value, field, quantity=quantity and not isinstance(value, Mapping | list))
             for field, value in desired.items()
@@ -64,11 +62,11 @@ def holds(live: object, desired: object, name: str = "", *, quantity: bool = Fal
 
 def _is_omitted(name: str, value: object) -> bool:
     """The server leaves this value out, so its absence is no drift."""
-    if value is None or value in ([], {}):
+    if value is None:
         return True
     if value is False:
         return name in _OMITTED_FALSE
-    if value == "":
+    if value in ("", [], {}):
         return name not in _KEPT_EMPTY
     return value == 0 and name in _OMITTED_ZERO
 

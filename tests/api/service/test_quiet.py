@@ -28,7 +28,7 @@ OMITTED = {
                 "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False}],
             }
         ],
-        "volumes": [{"name": "scratch", "emptyDir": {"medium": "", "sizeLimit": "1024Mi"}}],
+        "volumes": [{"name": "empty", "emptyDir": {}}, {"name": "scratch", "emptyDir": {"medium": "", "sizeLimit": "1024Mi"}}],
     }
 }
 """What the API server leaves out, or gives back in other words."""

@@ -38,7 +38,10 @@ Json = dict[str, Any]
         ({"env": [{"name": "A", "value": "1k"}]}, {"env": [{"name": "A", "value": "1000"}]}, False),  # a text, not a quantity
         ({"flag": True}, {"flag": 1}, True),  # Python's equality; the schema of the field settles its type
         ({"port": 8000}, {"port": "http"}, False),
-        ({}, {"emptyDir": {}}, True),
+        ({}, {"nothing": {}}, True),
+        ({"volumes": [{"name": "v", "emptyDir": {}}]}, {"volumes": [{"name": "v", "emptyDir": {}}]}, True),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, {"volumes": [{"name": "v", "emptyDir": {}}]}, False),
+        ({}, {"labelSelector": {}}, False),  # absent selects nothing, an empty one everything
         ({"emptyDir": {}}, {"emptyDir": {}}, True),
         ({"emptyDir": "?"}, {"emptyDir": {}}, False),
         ({}, {"nothing": None}, True),
