@@ -7,13 +7,13 @@ they added only this is sure, that lists which merge by a key are lists of objec
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from glm5_operator.api import names
-from glm5_operator.api.common import quantity_bytes
+from glm5_operator.plan.reading import bytes_of, engine_of, memory_of, object_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from glm5_operator.plan.facts import Manifest
 
@@ -30,32 +30,13 @@ def first_loss(planned: Manifest, after: Manifest, resource: str) -> Loss | None
     return next(chain(_pod_losses(planned, after), _card_losses(planned, after, resource), _engine_losses(planned, after)), None)
 
 
-def engine_of(pod: Manifest) -> Manifest | None:
-    """The engine's container of a pod template."""
-    containers = _dict(pod, "spec").get("containers", [])
-    return next((entry for entry in containers if entry["name"] == names.ENGINE_CONTAINER), None)
-
-
-def memory_of(pod: Manifest) -> int | None:
-    """Bytes of main memory that the engine may take: its limit, else its request; None when it has neither, or no quantity."""
-    engine = engine_of(pod) or {}
-    stated = (_dict(engine, "resources", kind).get("memory") for kind in ("limits", "requests"))
-    return next((size for amount in stated if (size := _bytes(amount)) is not None), None)
-
-
-def shm_of(pod: Manifest) -> int | None:
-    """Bytes of /dev/shm; None when it has no limit of its own."""
-    volume: Manifest = next((entry for entry in _dict(pod, "spec").get("volumes", []) if entry["name"] == "shm"), {})
-    return _bytes(_dict(volume, "emptyDir").get("sizeLimit"))
-
-
 def _pod_losses(planned: Manifest, after: Manifest) -> Iterator[Loss]:
-    spec = _dict(after, "spec")
+    spec = object_at(after, "spec")
     for path, why in (
         ("metadata.labels", "these labels select the service's pods; use a prefix of your own"),
         ("spec.nodeSelector", "it pins the pod to its pool; choose the pool with spec.pool"),
     ):
-        kept, found = _dict(planned, *path.split(".")), _dict(after, *path.split("."))
+        kept, found = object_at(planned, *path.split(".")), object_at(after, *path.split("."))
         yield from ((f"{path}[{key}]", why) for key, value in kept.items() if found.get(key) != value)
     if spec.get("nodeName"):
         yield "spec.nodeName", "it would bypass the scheduler and the card allocation; select nodes in the NPUPool"
@@ -63,7 +44,7 @@ def _pod_losses(planned: Manifest, after: Manifest) -> Iterator[Loss]:
         yield "spec.restartPolicy", "a service's pods are kept running; set spec.replicas to 0 to stop it"
     if spec.get("automountServiceAccountToken") is not False:
         yield "spec.automountServiceAccountToken", "engine pods run without an API token; remove it"
-    tolerations = _dict(planned, "spec")["tolerations"]
+    tolerations = object_at(planned, "spec")["tolerations"]
     if tolerations != spec.get("tolerations", [])[: len(tolerations)]:
         yield "spec.tolerations", "the first one lets the pod onto its pool; add yours, they come after it"
     least, grace = planned["spec"]["terminationGracePeriodSeconds"], spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE)
@@ -75,7 +56,7 @@ def _pod_losses(planned: Manifest, after: Manifest) -> Iterator[Loss]:
             "engine pods run without an API token; remove it",
         )
         for volume in spec.get("volumes", [])
-        for index, source in enumerate(_list(_dict(volume, "projected").get("sources")))
+        for index, source in enumerate(_list(object_at(volume, "projected").get("sources")))
         if "serviceAccountToken" in source
     )
 
@@ -85,8 +66,8 @@ def _card_losses(planned: Manifest, after: Manifest, resource: str) -> Iterator[
     for path, container in _containers(after):
         of_plan = engine_of(planned) if path == _ENGINE else None
         for kind in ("limits", "requests"):
-            wanted = {name: str(amount) for name, amount in _dict(of_plan or {}, "resources", kind).items() if _is_npu(name, resource)}
-            found = {name: str(amount) for name, amount in _dict(container, "resources", kind).items() if _is_npu(name, resource)}
+            wanted = {name: str(amount) for name, amount in object_at(of_plan or {}, "resources", kind).items() if _is_npu(name, resource)}
+            found = {name: str(amount) for name, amount in object_at(container, "resources", kind).items() if _is_npu(name, resource)}
             yield from ((f"{path}.resources.{kind}[{name}]", cards) for name in wanted | found if wanted.get(name) != found.get(name))
         yield from (
             (f"{path}.env[{entry.get('name')}]", "the device plugin sets it for the cards that the container was given; remove it")
@@ -117,10 +98,10 @@ def _engine_losses(planned: Manifest, after: Manifest) -> Iterator[Loss]:
 
 def _memory_losses(planned: Manifest, after: Manifest, engine: Manifest) -> Iterator[Loss]:
     """Memory holds the engine and every volume in memory that it mounts, /dev/shm above all. Without a limit there is nothing to exceed."""
-    stated = _dict(engine, "resources", "limits").get("memory")
+    stated = object_at(engine, "resources", "limits").get("memory")
     if stated is None:
         return
-    limit, where = _bytes(stated), f"{_ENGINE}.resources.limits[memory]"
+    limit, where = bytes_of(stated), f"{_ENGINE}.resources.limits[memory]"
     if limit is None:
         yield where, f"{stated!r} isn't a quantity such as 64Gi"
         return
@@ -132,12 +113,12 @@ def _memory_losses(planned: Manifest, after: Manifest, engine: Manifest) -> Iter
 
 def _in_memory(pod: Manifest) -> int:
     mounted = [mount.get("name") for mount in (engine_of(pod) or {}).get("volumeMounts", [])]
-    volumes = [_dict(volume, "emptyDir") for volume in _dict(pod, "spec").get("volumes", []) if volume["name"] in mounted]
-    return sum(_bytes(volume.get("sizeLimit")) or 0 for volume in volumes if volume.get("medium") == "Memory")
+    volumes = [object_at(volume, "emptyDir") for volume in object_at(pod, "spec").get("volumes", []) if volume["name"] in mounted]
+    return sum(bytes_of(volume.get("sizeLimit")) or 0 for volume in volumes if volume.get("medium") == "Memory")
 
 
 def _containers(pod: Manifest) -> Iterator[tuple[str, Manifest]]:
-    spec = _dict(pod, "spec")
+    spec = object_at(pod, "spec")
     for group in ("initContainers", "containers", "ephemeralContainers"):
         yield from ((f"spec.{group}[{entry['name']}]", entry) for entry in spec.get(group, []))
 
@@ -154,22 +135,5 @@ def _variable(container: Manifest, name: str) -> Manifest | None:
     return next((entry for entry in _env(container) if entry.get("name") == name), None)
 
 
-def _bytes(amount: object) -> int | None:
-    try:
-        return quantity_bytes(str(amount))
-    except ValueError:
-        return None
-
-
 def _list(value: object) -> list[Manifest]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-
-
-def _dict(value: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """The object at a path; empty where something else or nothing is there."""
-    for key in keys:
-        found = value.get(key)
-        if not isinstance(found, dict):
-            return {}
-        value = found
-    return dict(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
 from glm5_operator.api.service import Resolved
-from glm5_operator.plan import findings, guard
+from glm5_operator.plan import findings, reading
 from glm5_operator.plan.children import client_service, deployment, disruption_budget
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.offer import offer_of
@@ -219,7 +219,7 @@ def _resolved(draft: _Draft, pod: Manifest | None = None) -> Resolved:
     merged = pod or {}
     return Resolved(
         engine=draft.spec.engine_name,
-        image=str((guard.engine_of(merged) or {}).get("image", draft.image)),
+        image=str((reading.engine_of(merged) or {}).get("image", draft.image)),
         product=offer.product,
         resource_name=offer.resource,
         recipe=sizing.recipe.family if sizing.recipe else None,
@@ -232,7 +232,7 @@ def _resolved(draft: _Draft, pod: Manifest | None = None) -> Resolved:
         max_tokens=sizing.max_tokens,
         max_sequences=sizing.max_sequences,
         max_batched_tokens=sizing.max_batched_tokens,
-        memory=quantity(guard.memory_of(merged) or sizing.memory_bytes),
-        shm=quantity(guard.shm_of(merged) or sizing.shm_bytes),
+        memory=quantity(reading.memory_of(merged) or sizing.memory_bytes),
+        shm=quantity(reading.shm_of(merged) or sizing.shm_bytes),
         startup_timeout=format_duration(draft.startup),
     )
