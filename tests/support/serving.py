@@ -56,11 +56,12 @@ class Device:
         return self._run(plan)
 
 
-def tiny_engine(**settings: object) -> Engine:
-    """A started engine on the tiny model; small limits, so that tests reach them."""
+def tiny_engine(*, start: bool = True, **settings: object) -> Engine:
+    """An engine on the tiny model, started unless told otherwise; small limits, so that tests reach them."""
     torch.set_num_threads(1)
     engine = load_engine(TINY, EngineConfig.model_validate({"device": "cpu", "max_sequences": 4, "max_queue": 8} | settings))
-    engine.start()
+    if start:
+        engine.start()
     return engine
 
 

@@ -5,7 +5,7 @@ the engine thread: take commands, schedule, compute, choose, deliver, again.
 
 What happens when something fails:
 - a request that can't be served gets an ERROR output (`checks`), and never meets a tensor;
-- logits that are not finite fail that request alone;
+- logits that are not finite fail that request alone; those of the engine's own first token leave `tokens_since_start` at 0;
 - out of memory in a step fails the requests of that step; their pages and temporaries are free again, and the engine goes on;
 - a sink that raises loses its request;
 - anything else (a device fault, our own mistake) fails every unfinished request and ends the thread: `stats().alive` is False,
@@ -148,10 +148,14 @@ class Engine:
         sequence = Sequence(request, lambda _: None, frozenset(), seed=0)
         self._scheduler.add(sequence)
         try:
-            self._runner.run(self._scheduler.schedule())
+            chosen = self._runner.run(self._scheduler.schedule())
         finally:
             self._scheduler.remove(sequence)
-        self._warm_up_tokens = 1
+        for choice in chosen:
+            if choice.broken is None:
+                self._warm_up_tokens += 1
+            else:
+                log.error("the first token failed, the server stays unready: %s", choice.broken)
         self._last_progress = self._clock()
 
     def _take_commands(self) -> bool:

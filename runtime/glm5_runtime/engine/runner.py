@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOGIT_ROWS = 256
 """Prompt rows whose logits are held at a time: 256 rows of GLM-5's vocabulary are 158 MB."""
+_NOT_FINITE = "the model's output is not finite (NaN or infinity); check the weights, the numbers in config.json and the device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,7 @@ class Runner:
         logits = self._decoder.logits(hidden)
         finite = logits.isfinite().all(dim=-1).tolist()
         good = [row for row, is_finite in enumerate(finite) if is_finite]
-        chosen = {
-            row: Chosen(sequence, 0, broken="the model's output is not finite (NaN or infinity); check the weights and the device")
-            for row, sequence in enumerate(sequences)
-            if not finite[row]
-        }
+        chosen = {row: Chosen(sequence, 0, broken=_NOT_FINITE) for row, sequence in enumerate(sequences) if not finite[row]}
         tokens = sample(logits[good], [sequences[row] for row in good]) if good else []
         for row, token in zip(good, tokens, strict=True):
             top = sequences[row].params.logprobs

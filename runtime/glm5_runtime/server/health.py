@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from glm5_runtime.server.generation import EnginePort
 
 logger = logging.getLogger(__name__)
+_SHOWN_FAULT = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Facts:
     since_progress: float = 0.0
     produced: bool = True  # a token since start
     failing_for: float | None = None  # since the first confirmed failure without a token after it
+    fault: str = "see the log"  # what the last failed probe said
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,13 @@ def judge(facts: Facts, patience: Patience) -> Verdict:
     if silent > patience.stuck_dead:
         return Verdict(False, False, "Stuck", f"the engine has work and no progress for {silent:.0f} s; restart the process")
     if facts.failing_for is not None and facts.failing_for > patience.stuck_dead:
-        return Verdict(False, False, "Failing", f"every token has failed for {facts.failing_for:.0f} s; restart the process")
+        return Verdict(False, False, "Failing", f"every token has failed for {facts.failing_for:.0f} s; restart the process: {facts.fault}")
     if facts.draining:
         return Verdict(True, False, "Draining", "shutting down: running requests finish, new ones are refused")
     if silent > patience.stuck_unready:
         return Verdict(True, False, "Stuck", f"the engine has work and no progress for {silent:.0f} s")
     if facts.failing_for is not None:
-        return Verdict(True, False, "Failing", "the engine can't produce tokens; see the log")
+        return Verdict(True, False, "Failing", f"the engine can't produce tokens: {facts.fault}")
     if not facts.produced:
         return Verdict(True, False, "WarmingUp", "no token has been produced since start")
     return Verdict(True, True, "Serving", "tokens are being produced on request")
@@ -90,6 +92,7 @@ class EngineWatch:
         self._engine: EnginePort | None = None
         self._last_token = float("-inf")
         self._suspect = False
+        self._fault = Facts.fault
         self._failing_since: float | None = None
         self._probes = 0
 
@@ -121,6 +124,7 @@ class EngineWatch:
             since_progress=now - stats.last_progress,
             produced=stats.tokens_since_start > 0,
             failing_for=None if self._failing_since is None else now - self._failing_since,
+            fault=self._fault,
         )
 
     async def run(self) -> None:
@@ -145,6 +149,8 @@ class EngineWatch:
 
         def sink(output: Output) -> None:
             self.saw(output)
+            if output.error is not None:
+                self._fault = "out of memory; see the log" if output.out_of_memory else output.error[:_SHOWN_FAULT]
             if output.finish_reason is not None:
                 loop.call_soon_threadsafe(answered.set)
 
@@ -159,4 +165,4 @@ class EngineWatch:
             return  # a full queue is no fault; a dead engine shows in `alive`
         if self._last_token < asked and self._failing_since is None:
             self._failing_since = asked
-            logger.error("engine unhealthy: a probe produced no token; readiness is off until one does")
+            logger.error("engine unhealthy: a probe produced no token; readiness is off until one does: %s", self._fault)

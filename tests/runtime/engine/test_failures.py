@@ -114,6 +114,17 @@ def test_a_fault_in_the_warm_up_is_no_silent_start(tiny_dir: Path) -> None:
     assert bench.engine.stats().tokens_since_start == 0
 
 
+def test_a_warm_up_without_a_token_is_not_counted_as_one(tiny_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tiny_dir)
+    with torch.inference_mode():
+        bench.decoder.embed_tokens.weight[0] = torch.nan
+    bench.engine.start()
+    assert bench.client.send(HELLO, greedy(0)).last().finish_reason is FinishReason.LENGTH  # answered behind the warm-up
+    assert bench.engine.stats().tokens_since_start == 0
+    assert "check the weights, the numbers in config.json" in caplog.text
+    bench.engine.stop()
+
+
 def test_a_model_that_gives_nan_fails_that_request_and_touches_no_other(bench: Bench) -> None:
     with torch.inference_mode():
         bench.decoder.embed_tokens.weight[MARK] = torch.nan

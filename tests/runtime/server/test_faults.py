@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import torch
 
 from tests.support import serving
 from tests.support.serving import MODEL, PING, QUICK, Device, ask, error_of, until
@@ -104,6 +105,22 @@ async def test_lasting_memory_shortage_is_confirmed_by_a_probe_and_a_token_bring
     device.error = None
     await _until_status(client, "/health/ready", 200)  # nobody but the probe asked
     assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_model_without_finite_numbers_is_never_ready_and_health_says_what_to_check() -> None:
+    broken = serving.tiny_engine(start=False)
+    with torch.inference_mode():
+        broken._runner._decoder.embed_tokens.weight[0] = torch.nan
+    broken.start()
+    async with serving.on_a_socket(serving.make_service(broken, patience=QUICK)) as client:
+        seen = [(await client.get("/health/ready")).status_code for _ in range(20)]
+        verdict = await _until_status(client, "/health", 503)
+        ready = (await client.get("/health/ready")).json()
+    broken.stop()
+
+    assert set(seen) == {503}
+    assert verdict["reason"] == ready["reason"] == "Failing"
+    assert "check the weights, the numbers in config.json and the device" in ready["message"]
 
 
 async def test_one_failed_request_does_not_take_the_server_out_of_traffic(rig: tuple[httpx.AsyncClient, Device]) -> None:
