@@ -226,7 +226,10 @@ def _derive_layers(raw: dict[str, Any], values: dict[str, Any], layers: int, fau
         return
     values.pop("indexer_types", None)
     pattern = raw.get("index_topk_pattern")
-    if isinstance(pattern, (str, list)):
+    if pattern is not None:
+        if not isinstance(pattern, str | list) or not all(isinstance(mark, str) for mark in pattern):
+            faults.append(f"index_topk_pattern: is {str(pattern)[:40]}, expected a text such as 'FFSF' or a list of such letters")
+            return
         values["indexer_types"] = tuple({"F": "full", "S": "shared"}.get(mark, mark) for mark in pattern)
         return
     frequency = raw.get("index_topk_freq", 1) or 1

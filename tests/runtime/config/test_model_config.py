@@ -92,6 +92,8 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "a frequency without offset": ({"index_topk_freq": 4}, "index_skip_topk_offset"),
     "a negative frequency": ({"index_topk_freq": -4, "index_skip_topk_offset": 3}, "index_topk_freq -4"),
     "a pattern of unknown letters": ({"index_topk_pattern": "FX" * 39}, "indexer_types"),
+    "a pattern that is a number": ({"index_topk_pattern": 5}, "index_topk_pattern: is 5"),
+    "a pattern of lists": ({"index_topk_pattern": [["F"]] * 78}, "index_topk_pattern: is [['F'], "),
     "a pattern too short": ({"index_topk_pattern": "FS"}, "indexer_types has 2 entries for 78 layers"),
     "a first layer without indexer": ({"index_topk_pattern": "SF" * 39}, "the first of indexer_types"),
     "every second layer sparse": ({"moe_layer_freq": 2}, "moe_layer_freq: is 2"),
