@@ -7,6 +7,7 @@ body into a message or the log.
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import pydantic_core
 from glm5_runtime.server.errors import ApiError, ClientGone, bad_request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope
@@ -33,7 +34,24 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise bad_request(f"the request body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise bad_request(f"the request body must be a JSON object, not {type(value).__name__}")
+    if not _is_finite(value):
+        raise bad_request("the request body has a number too large for a float, such as 1e400; JSON has no infinity")
     return {key: item for key, item in value.items() if item is not None}
+
+
+def _is_finite(value: dict[str, Any]) -> bool:
+    """Whether all numbers are. The parser refuses the word Infinity and makes one of 1e400."""
+    left: list[Iterable[Any]] = [value.values()]
+    while left:
+        for item in left.pop():
+            if isinstance(item, float):
+                if not math.isfinite(item):
+                    return False
+            elif isinstance(item, dict):
+                left.append(item.values())
+            elif isinstance(item, list):
+                left.append(item)
+    return True
 
 
 async def discard(scope: Scope, receive: Receive, limit: int) -> None:

@@ -110,12 +110,12 @@ class SamplingFields(BaseModel):
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=0, le=2**31)
-    min_tokens: int = Field(0, ge=0, le=2**31)
+    min_tokens: int = Field(0, ge=0, le=2**31 - 1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=1e-3, le=10)  # the engine's own least
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)

@@ -37,6 +37,7 @@ Body = TypeVar("Body", bound="SamplingFields")
 T = TypeVar("T")
 _SHOWN_NAMES = 5
 _NEUTRAL: Mapping[str, float] = {"best_of": 1, "length_penalty": 1.0}
+_COUNTS = frozenset({"thinking_token_budget", "prompt_logprobs", "truncate_prompt_tokens", "truncate"})  # where 0 is a wish too
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Service:
             raise bad_request(f"the request has {len(raw)} fields; at most {MAX_FIELDS} are read")
         for name, why in refused.items():
             value = raw.get(name)
-            if value and value != _NEUTRAL.get(name):
+            is_wish = bool(value) or (name in _COUNTS and value == 0 and value is not False)
+            if is_wish and value != _NEUTRAL.get(name):
                 raise unsupported(name, why)
         try:
             body = kind.model_validate({key: value for key, value in raw.items() if key not in refused})

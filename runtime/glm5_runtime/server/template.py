@@ -32,7 +32,7 @@ BUILT_IN = ("5", "5.1", "5.2", "5.3")
 RENDER_SECONDS = 10.0  # of computing, for one conversation; the built-in templates take up to 5 s for 100,000 messages
 # What foreign template code raises on a conversation its author did not think of
 _TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "self"})  # beside the names that the environment gives
 
 
 class TemplateError(ValueError):
@@ -70,7 +70,7 @@ class ChatTemplate:
         are the template's own switches (enable_thinking, reasoning_effort, clear_thinking, …).
         """
         options = options or {}
-        reserved = sorted(_RESERVED & options.keys())
+        reserved = sorted((_RESERVED | self.template.globals.keys()) & options.keys())
         if reserved:
             raise bad_request(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
         walked = _TimedMessages(messages, time.thread_time() + seconds)
