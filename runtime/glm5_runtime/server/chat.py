@@ -101,7 +101,13 @@ async def _plan(model: Loaded, body: ChatRequest, prompt: str) -> _Plan:
         Planned(
             ids,
             replace(params, seed=seed_of_choice(params.seed, index)),
-            Choice(model.tokenizer, params.stop_token_ids, StopStrings(tuple(body.stop), body.include_stop_str_in_output), hidden),
+            Choice(
+                model.tokenizer,
+                params.stop_token_ids,
+                StopStrings(tuple(body.stop), body.include_stop_str_in_output),
+                hidden,
+                params.min_tokens,
+            ),
         )
         for index in range(body.n)
     ]

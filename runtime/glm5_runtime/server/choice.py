@@ -36,6 +36,7 @@ class Choice:
     stop_token_ids: frozenset[int]
     stops: StopStrings
     hidden: frozenset[int]
+    min_tokens: int = 0
     tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class Choice:
         text = "" if output.token is None or ends_on_token else self._text.push(output.token)
         if output.finish_reason is not None:
             text += self._text.flush()
-        safe, hit = self.stops.push(text)
+        safe, hit = self.stops.push(text, search=self.tokens > self.min_tokens)  # as vLLM does
         logprobs = () if output.logprob is None else (output.logprob,)
         count = 0 if output.token is None else 1
         if hit is not None:

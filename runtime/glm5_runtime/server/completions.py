@@ -13,7 +13,7 @@ from glm5_runtime.server.choice import Choice
 from glm5_runtime.server.errors import bad_request, unsupported
 from glm5_runtime.server.generation import Planned
 from glm5_runtime.server.params import check_prompt_length, sampling_params, seed_of_choice
-from glm5_runtime.server.protocol import MAX_CHOICES, REFUSED_IN_COMPLETIONS, CompletionRequest
+from glm5_runtime.server.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
 from glm5_runtime.server.replies import CompletionLogprobs, join_logprobs, usage
 from glm5_runtime.server.service import public_id
 from glm5_runtime.server.sse import EventStream, JsonReply, event, while_connected
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from glm5_runtime.engine.request import TokenLogprob
     from glm5_runtime.server.choice import Piece
     from glm5_runtime.server.protocol import SamplingFields
     from glm5_runtime.server.service import Loaded, Service
@@ -39,8 +38,10 @@ async def completions(request: Request) -> Response:
     body = await service.read(request, lambda raw: service.validate(raw, CompletionRequest, REFUSED_IN_COMPLETIONS))
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", "structured output is not available in this version; ask for the format in the prompt")
-    if len(body.prompt) * body.n > MAX_CHOICES:
-        raise bad_request(f"{len(body.prompt)} prompts with n={body.n} are more than the {MAX_CHOICES} choices of one request", "prompt")
+    most = service.model.limits.max_choices
+    if len(body.prompt) > 1 and len(body.prompt) * body.n > most:
+        why = f"{len(body.prompt)} prompts with n={body.n} are more than the {most} choices of one request (running and queued together)"
+        raise bad_request(why, "prompt")
     prompts = [await read_prompt(service.model, prompt, body.add_special_tokens) for prompt in body.prompt]
     run = _CompletionRun(service, body, prompts)
     if body.stream:
@@ -89,15 +90,26 @@ def plan_choices(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-    hidden = model.tokenizer.special_ids if body.skip_special_tokens else frozenset[int]()
+    hidden = _hidden(model, body)
     return [
         Planned(
             prompt.ids,
             replace(params, seed=seed_of_choice(params.seed, index)),
-            Choice(model.tokenizer, params.stop_token_ids, StopStrings(tuple(body.stop), body.include_stop_str_in_output), hidden),
+            Choice(
+                model.tokenizer,
+                params.stop_token_ids,
+                StopStrings(tuple(body.stop), body.include_stop_str_in_output),
+                hidden,
+                params.min_tokens,
+            ),
         )
         for index in range(body.n)
     ]
+
+
+def _hidden(model: Loaded, body: SamplingFields) -> frozenset[int]:
+    """Tokens of an answer that leave no text."""
+    return model.tokenizer.special_ids if body.skip_special_tokens else frozenset()
 
 
 @dataclass
@@ -125,7 +137,7 @@ class _CompletionRun:
                 service.model, body, prompt, default_max_tokens=_DEFAULT_MAX_TOKENS, logprobs=body.logprobs, prompt_logprobs=echo_logprobs
             )
         ]
-        self._logprobs = [CompletionLogprobs(service.model.tokenizer) for _ in self._planned]
+        self._logprobs = [CompletionLogprobs(service.model.tokenizer, _hidden(service.model, body)) for _ in self._planned]
         self._generation = service.generation(self.id)
         self._created = int(time.time())
 
@@ -178,17 +190,16 @@ class _CompletionRun:
         try:
             self._generation.start(self._planned)
             async for index, piece in self._generation.pieces():
-                lead = ""
-                entries: list[TokenLogprob | None] = list(piece.logprobs)
-                tokens = [entry.token for entry in piece.logprobs]
+                lead, parts = "", []
                 if self._body.echo and index not in echoed:
                     echoed.add(index)
                     prompt = self._prompts[index // self._body.n]
                     lead = prompt.text
                     if piece.prompt_logprobs is not None:
-                        entries, tokens = [*piece.prompt_logprobs, *entries], [*prompt.ids, *tokens]
-                logprobs = self._logprobs[index].add(entries, tokens) if tokens else None
-                yield index, lead + piece.text, logprobs, piece
+                        parts.append(self._logprobs[index].prompt(piece.prompt_logprobs, prompt.ids, prompt.text))
+                if piece.logprobs:
+                    parts.append(self._logprobs[index].add(piece.logprobs, [entry.token for entry in piece.logprobs]))
+                yield index, lead + piece.text, join_logprobs(parts) or None, piece
         finally:
             self._generation.close()
 

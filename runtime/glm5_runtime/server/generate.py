@@ -78,6 +78,9 @@ def flatten(raw: dict[str, Any]) -> dict[str, Any]:
         raise bad_request(f"give exactly one of {', '.join(_PROMPTS)}; got {', '.join(given) or 'none'}", given[1] if given else "prompt")
     flat = _merged(raw)
     flat["prompt"] = raw[given[0]]
+    for name in ("do_sample", "return_full_text"):
+        if name in flat and not isinstance(flat[name], bool):
+            raise bad_request(f"{name} must be true or false", name)
     if flat.pop("do_sample", None) is False:
         flat["temperature"] = 0.0
     flat.pop("return_full_text", None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from glm5_runtime.server.tokens import Detokenizer
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,22 +38,31 @@ def chat_logprobs(tokenizer: TextTokenizer, entries: Sequence[TokenLogprob]) -> 
 
 
 class CompletionLogprobs:
-    """Log-probabilities in the completion form; keeps the text offset of the next token."""
+    """Log-probabilities in the completion form; keeps the text offset of the next token. `hidden`: tokens that leave no text."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        self._text = Detokenizer(tokenizer, hidden)
         self._offset = 0
 
-    def add(self, entries: Sequence[TokenLogprob | None], tokens: Sequence[int]) -> dict[str, Any]:
-        """The lists for `tokens`, whose entries may be None (the first token of a prompt has no probability)."""
+    def prompt(self, entries: Sequence[TokenLogprob | None], tokens: Sequence[int], text: str) -> dict[str, Any]:
+        """The lists for an echoed prompt, whose `text` stands in front of the answer; its first token has no probability."""
+        reply = self._lists(entries, tokens, Detokenizer(self._tokenizer, frozenset()))
+        self._offset = len(text)
+        return reply
+
+    def add(self, entries: Sequence[TokenLogprob], tokens: Sequence[int]) -> dict[str, Any]:
+        """The lists for the next tokens of the answer."""
+        return self._lists(entries, tokens, self._text)
+
+    def _lists(self, entries: Sequence[TokenLogprob | None], tokens: Sequence[int], growing: Detokenizer) -> dict[str, Any]:
         reply: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for entry, token in zip(entries, tokens, strict=True):
-            text = self._tokenizer.token_text(token)
-            reply["tokens"].append(text)
+            reply["tokens"].append(self._tokenizer.token_text(token))
             reply["text_offset"].append(self._offset)
             reply["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
             reply["top_logprobs"].append(None if entry is None else self._top(entry))
-            self._offset += len(text)
+            self._offset += len(growing.push(token))  # parts of a character add nothing before it is whole
         return reply
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:

@@ -153,12 +153,17 @@ class StopStrings:
     include: bool = False
     _held: str = field(default="", init=False)
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """(text that is safe to give out, the stop string found). Nothing may be pushed after a find."""
+    def push(self, text: str, *, search: bool = True) -> tuple[str, str | None]:
+        """(text that is safe to give out, the stop string found). Nothing may be pushed after a find.
+
+        Only a stop string that ends in `text` counts, and none without `search`.
+        """
         if not self.stops:
             return text, None
+        old = len(self._held)
         self._held += text
-        found = [(at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        starts = {stop: self._held.find(stop, max(0, old - len(stop) + 1)) for stop in self.stops} if search else {}
+        found = [(at, stop) for stop, at in starts.items() if at >= 0]
         if found:
             at, stop = min(found, key=lambda hit: (hit[0], -len(hit[1])))
             return self._held[: at + len(stop) if self.include else at], stop

@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from glm5_runtime.engine.request import TokenLogprob
+from glm5_runtime.server.replies import CompletionLogprobs
 from glm5_runtime.server.tokens import TextTokenizer
 from tests.support.serving import EXPECTED, MODEL, error_of, events_of, joined
 
@@ -65,6 +67,25 @@ async def test_echo_puts_the_prompt_in_front_with_its_probabilities(client: http
     assert [token for part in parts if part for token in part["tokens"]] == logprobs["tokens"]
 
 
+@pytest.mark.parametrize("echo", [False, True])
+async def test_text_offsets_count_the_characters_of_the_text(tokenizer: TextTokenizer, echo: bool) -> None:
+    ids = tokenizer.raw.encode("😊a客b", add_special_tokens=False).ids
+    names = [tokenizer.token_text(token) for token in ids]
+    logprobs = CompletionLogprobs(tokenizer, tokenizer.special_ids)
+    entries = [TokenLogprob(token, -1.0, 1) for token in ids]
+    start = 0
+    if echo:
+        assert max(logprobs.prompt(entries, ids, "\N{SMILING FACE WITH SMILING EYES}a\N{CJK UNIFIED IDEOGRAPH-5BA2}b")["text_offset"]) == 3
+        start = 4
+
+    offsets = [logprobs.add([entry], [entry.token])["text_offset"][0] - start for entry in entries]
+
+    assert any(name.startswith("bytes:") for name in names)
+    assert [offsets[names.index(letter)] for letter in "ab"] == [1, 3]
+    assert set(offsets) == {0, 1, 2, 3}
+    assert offsets == sorted(offsets)
+
+
 async def test_scoring_a_prompt_with_max_tokens_0_produces_nothing(client: httpx.AsyncClient) -> None:
     reply = (await client.post("/v1/completions", json=complete("Answer: Yes", max_tokens=0, echo=True, logprobs=1))).json()
 
@@ -84,6 +105,8 @@ async def test_scoring_a_prompt_with_max_tokens_0_produces_nothing(client: httpx
         ({"prompt": ""}, "prompt"),
         ({"prompt": [1, 2048]}, "prompt"),
         ({"prompt": ["a"] * 100, "n": 2}, "prompt"),
+        ({"prompt": ["a"] * 13}, "prompt"),  # the test server runs and queues 12 at most
+        ({"prompt": "a", "n": 13}, "n"),
         ({"prompt": {"text": "x"}}, "prompt"),
         ({}, "prompt"),
     ],
@@ -92,6 +115,18 @@ async def test_what_cannot_be_completed_is_refused_by_name(client: httpx.AsyncCl
     reply = await client.post("/v1/completions", json=body)
 
     assert (reply.status_code, error_of(reply)["param"]) == (400, param)
+
+
+async def test_stop_strings_wait_for_min_tokens(client: httpx.AsyncClient, tokenizer: TextTokenizer) -> None:
+    stop = ANSWER[2]
+    at = tokenizer.raw.encode(ANSWER, add_special_tokens=False).ids
+
+    early = (await client.post("/v1/completions", json=complete(TEXT["prompt"], stop=stop))).json()["choices"][0]
+    late = (await client.post("/v1/completions", json=complete(TEXT["prompt"], stop=stop, min_tokens=len(at) - 1))).json()["choices"][0]
+
+    assert early["text"] == ANSWER[:2]
+    assert len(late["text"]) > len(early["text"]) + 2
+    assert ANSWER.startswith(late["text"])
 
 
 DIALECTS: list[dict[str, Any]] = [
@@ -127,6 +162,8 @@ async def test_generate_can_return_the_prompt_too(client: httpx.AsyncClient) -> 
         ({"prompt": "a", "max_new_tokens": 4, "sampling_params": {"max_new_tokens": 5}}, "max_new_tokens"),
         ({"prompt": "a", "max_new_tokens": -1}, "max_tokens"),
         ({"inputs": "a", "parameters": {"watermark": True}}, "watermark"),
+        ({"inputs": "a", "parameters": {"do_sample": "false"}}, "do_sample"),
+        ({"inputs": "a", "parameters": {"return_full_text": 1}}, "return_full_text"),
         ({"inputs": "a", "parameters": {"details": True}}, "details"),
         ({"text": "a", "sampling_params": {"n": 2}}, "n"),
         ({"text": ["a", "b"]}, "prompt"),

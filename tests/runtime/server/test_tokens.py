@@ -117,6 +117,16 @@ def test_with_one_stop_string_the_cut_of_the_text_does_not_matter(stop: str, tex
     assert run_stops((stop,), list(text))[0] == run_stops((stop,), [text])[0] == reference((stop,), text)[0]
 
 
+def test_a_stop_string_that_completes_where_none_counts_is_text_and_one_that_only_begins_there_stops() -> None:
+    matcher = StopStrings(("ab", "xabcd"))
+
+    assert matcher.push("ab xab", search=False) == ("ab ", None)
+    assert matcher.push("c") == ("", None)
+    assert matcher.push("-") == ("xabc-", None)
+    assert matcher.push("a", search=False) == ("", None)
+    assert matcher.push("b") == ("", "ab")
+
+
 def test_nothing_is_held_back_that_can_no_longer_match() -> None:
     matcher = StopStrings(("<end>",))
 
