@@ -31,6 +31,7 @@ UID: Final = 1000  # HwHiAiUser, the owner of the device nodes
 LEAVING_SECONDS: Final = 5  # until kube-proxy and gateways have dropped a terminating endpoint
 ENDING_SECONDS: Final = 15  # from the end of the drain until the process is gone
 LIVENESS_FAILURES: Final = 6  # a minute; the engine's check decides what stuck means, this bridges a server that is slow to answer
+LARGEST_QUANTITY: Final = 2**63 - 1  # the API server writes it for anything above
 _REVISION_LENGTH: Final = 10
 
 _RESTRICTED: Final[dict[str, Any]] = {
@@ -205,6 +206,7 @@ def _volumes(given: PodInput, engine: EnginePod) -> list[Manifest]:
 
 def quantity(size_bytes: int) -> str:
     """A Kubernetes quantity as the API server writes it back: what it would rewrite would look like drift. Of exact forms the shortest."""
+    size_bytes = min(size_bytes, LARGEST_QUANTITY)
     forms = [str(size_bytes)]
     for base, units in ((1000, ("k", "M", "G", "T")), (1024, ("Ki", "Mi", "Gi", "Ti"))):
         exact = [f"{size_bytes // base**power}{unit}" for power, unit in enumerate(units, start=1) if size_bytes % base**power == 0]

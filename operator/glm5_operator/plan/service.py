@@ -98,7 +98,8 @@ def startup_timeout(spec: GLM5ServiceSpec, sizing: Sizing, card_bytes: int) -> t
         return spec.startup.timeout
     unknown = sizing.memory_bytes if spec.engine_name == "native" else sizing.cards * card_bytes
     size_bytes = unknown if sizing.weights_bytes is None else sizing.weights_bytes
-    return min(STARTUP_LIMIT, STARTUP_BASE + timedelta(seconds=size_bytes // READ_BYTES_PER_SECOND))
+    longest = (STARTUP_LIMIT - STARTUP_BASE) // timedelta(seconds=1)  # capped as a number: a timedelta doesn't hold every quantity
+    return STARTUP_BASE + timedelta(seconds=min(longest, size_bytes // READ_BYTES_PER_SECOND))
 
 
 def endpoint_of(service: GLM5Service, cluster_domain: str) -> str:
