@@ -72,29 +72,49 @@ def test_a_checkpoint_that_is_not_there_ends_in_the_condition_with_the_engines_l
 
 
 def test_too_little_memory_is_told_as_out_of_memory(place: Site, name: str) -> None:
-    apply(place, a_service(name, model={**MODEL, "memory": "100Mi"}))
+    apply(place, a_service(name, model={**MODEL, "memory": "256Mi"}))
 
     assert "memory" in wait_reason(place, name, "OutOfMemory")["message"]
 
 
-def test_more_replicas_than_cards_say_which_resource_is_short(place: Site, name: str) -> None:
-    apply(place, a_service(name, replicas=17))
+@pytest.fixture
+def one_card_a_node(place: Site) -> Iterator[None]:
+    """All cards but one of each worker are sick; afterwards they are as before."""
+    assert place.kind is not None
+    files = [place.kind.cards(worker) for worker in place.kind.workers]
+    healthy = [NodeDevices.read(file) for file in files]
+    try:
+        for node, file in zip(healthy, files, strict=True):
+            node.change(*range(1, len(node.devices)), health="Alarm").write(file)
+        wait_for("two cards to be left", lambda: cards_in_all(place) == 2, timeout=60, every=0.5)
+        yield
+    finally:
+        for node, file in zip(healthy, files, strict=True):
+            node.write(file)
+        wait_for("all cards to be back", lambda: cards_in_all(place) == sum(len(node.devices) for node in healthy), timeout=60, every=0.5)
 
-    assert "huawei.com/Ascend910" in wait_reason(place, name, "InsufficientCards")["message"]
+
+@pytest.mark.usefixtures("one_card_a_node")
+def test_more_replicas_than_cards_say_which_resource_is_short(demo: Site, name: str) -> None:
+    apply(demo, a_service(name, replicas=2))
+
+    assert "huawei.com/Ascend910" in wait_reason(demo, name, "InsufficientCards")["message"]
+
+
+def cards_in_all(place: Site) -> int:
+    """The pool's own count."""
+    return int(get(place, "npupool", steps.POOL)["status"]["cards"]["total"])
 
 
 def test_a_sick_card_leaves_the_pools_count_and_a_healed_one_returns(place: Site) -> None:
     assert place.kind is not None
     cards = place.kind.cards(place.kind.workers[0])
     healthy = NodeDevices.read(cards)
+    before = cards_in_all(place)
 
-    def total() -> int:
-        return int(get(place, "npupool", steps.POOL)["status"]["cards"]["total"])
-
-    before = total()
     try:
         healthy.change(5, health="Alarm").write(cards)
-        wait_for("the pool to count one card less", lambda: total() == before - 1, timeout=60, every=0.5)
+        wait_for("the pool to count one card less", lambda: cards_in_all(place) == before - 1, timeout=60, every=0.5)
     finally:
         healthy.write(cards)
-    wait_for("the card to be counted again", lambda: total() == before, timeout=60, every=0.5)
+    wait_for("the card to be counted again", lambda: cards_in_all(place) == before, timeout=60, every=0.5)
