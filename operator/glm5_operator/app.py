@@ -277,7 +277,14 @@ def _watch_session(operator: Operator, stack: contextlib.AsyncExitStack) -> Watc
 
 async def _watch_others(operator: Operator, session: WatchSession) -> None:
     settings, login = operator.settings, session.login()
-    await Strangers(login.aiohttp_session, login.server, settings.watch, settings.scope.namespaces, news=operator.news_of_others).run()
+    await Strangers(
+        login.aiohttp_session,
+        login.server,
+        settings.watch,
+        settings.scope.namespaces,
+        news=operator.news_of_others,
+        malformed=operator.metrics.watch_events.labels(kinds.POD.name, "malformed").inc,
+    ).run()
 
 
 async def _watch_by_kopf(operator: Operator, session: WatchSession, stop: asyncio.Event) -> None:

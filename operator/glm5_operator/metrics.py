@@ -63,7 +63,7 @@ class Metrics:
         )
         self.watch_events = Counter(
             "glm5_operator_watch_events_total",
-            "Watch events by kind; news are those that changed the cache.",
+            "Watch events by kind; news are those that changed the cache (or malformed: none could be read).",
             ["kind", "news"],
             registry=self.registry,
         )

@@ -18,7 +18,7 @@ import aiohttp
 from glm5_operator.kube import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from glm5_operator.kube.kinds import Kind
     from glm5_operator.settings import Watch
@@ -56,6 +56,7 @@ class Strangers:
         namespaces: tuple[str, ...],
         *,
         news: Callable[[Kind, str | None, Mapping[str, Any]], None],
+        malformed: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._session = session
@@ -63,6 +64,7 @@ class Strangers:
         self._settings = settings
         self._namespaces = namespaces
         self._news = news
+        self._malformed = malformed
         self._sleep = sleep
         # A watch that died silently ends by itself.
         self._timeout = aiohttp.ClientTimeout(total=settings.server_timeout + settings.grace)
@@ -96,6 +98,9 @@ class Strangers:
             log.info("the watch of pods of others was silent for too long and is opened anew")
         except (_StreamError, aiohttp.ClientError, OSError, ValueError) as error:
             log.warning("pods of others can't be watched: %s", error)
+        except Exception:  # whatever anybody's pod holds, it ends no process; one that is in the way for long is left to the relist
+            log.exception("an event of pods of others can't be read; the watch is opened anew")
+            self._malformed()
         else:
             return True
         return False
@@ -120,10 +125,21 @@ class Strangers:
             if answer.status == 410:
                 raise _TooOldError
             answer.raise_for_status()
-            async for line in answer.content:
+            async for line in _lines(answer.content):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     raise _TooOldError if event["object"].get("code") == 410 else _StreamError(event["object"].get("message"))
                 if event["type"] != "BOOKMARK":
                     self._news(kinds.POD, event["type"], event["object"])
                 place.version = event["object"]["metadata"]["resourceVersion"]
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Complete lines of any length. aiohttp's own end at its buffer, and a pod of 1.5 MB is a line of 9 MB when it is full of `<`."""
+    parts: list[bytes] = []
+    async for chunk in content.iter_any():
+        *complete, rest = chunk.split(b"\n")
+        for line in complete:
+            yield b"".join((*parts, line))
+            parts.clear()
+        parts.append(rest)

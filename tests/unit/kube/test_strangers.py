@@ -27,10 +27,11 @@ def event(what: str, name: str, version: int) -> Json:
 class Server:
     """Answers each watch with the next of `watches` (a status, or events), and with silence when none is left."""
 
-    watches: list[int | list[Json]]
+    watches: list[int | list[Json | str]]
     asked: list[str] = field(default_factory=list)
     seen: list[tuple[str | None, str]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
+    malformed: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -48,12 +49,15 @@ class Server:
         stream = web.StreamResponse()
         await stream.prepare(request)
         for item in answer:
-            await stream.write(json.dumps(item).encode() + b"\n")
+            await stream.write((item if isinstance(item, str) else json.dumps(item)).encode() + b"\n")
         return stream
 
     def news(self, kind: Kind, what: str | None, resource: Json) -> None:
         assert kind.name == "Pod"
         self.seen.append((what, resource["metadata"]["name"]))
+
+    def count(self) -> None:
+        self.malformed += 1
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -67,7 +71,8 @@ async def followed(server: Server, namespaces: tuple[str, ...] = ()) -> Server:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     async with aiohttp.ClientSession() as session:
-        watch = Strangers(session, f"http://127.0.0.1:{runner.addresses[0][1]}", Watch(), namespaces, news=server.news, sleep=server.sleep)
+        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        watch = Strangers(session, address, Watch(), namespaces, news=server.news, malformed=server.count, sleep=server.sleep)
         task = asyncio.create_task(watch.run())
         async with asyncio.timeout(10):
             await server.done.wait()
@@ -155,3 +160,33 @@ async def test_an_operator_of_some_namespaces_watches_those(server: Server) -> N
     await followed(server, ("lab",))
 
     assert server.asked == ["list limit=1", "watch /api/v1/namespaces/lab/pods from 100"]
+
+
+async def test_a_pod_as_big_as_the_server_takes_is_read(server: Server) -> None:
+    """The API server writes `<` as six bytes: 1.2 MB of them in an env value are a line of 7.2 MB."""
+    big = event("ADDED", "big", 101)
+    big["object"]["spec"] = {"containers": [{"env": [{"name": "A", "value": "<" * 1_200_000}]}]}
+    server.watches = [[json.dumps(big).replace("<", "\\u003c"), event("ADDED", "next", 102)]]
+
+    await followed(server)
+
+    assert server.seen == [("ADDED", "big"), ("ADDED", "next")]
+
+
+@pytest.mark.parametrize("line", ["[]", "null", '{"object": {}}', '{"type": "ADDED", "object": {}}', '{"type": "ERROR", "object": []}'])
+async def test_an_event_that_makes_no_sense_ends_nothing_and_is_passed_by_in_the_end(server: Server, line: str) -> None:
+    server.watches = [[event("ADDED", "a", 101), line], *[[line]] * 3, [event("ADDED", "b", 103)]]
+
+    await followed(server)
+
+    assert server.seen == [("ADDED", "a"), ("ADDED", "b")]
+    assert server.asked.count("list limit=1") == 2
+    assert server.malformed == 4
+
+
+async def test_what_is_no_json_ends_nothing(server: Server) -> None:
+    server.watches = [["<html>"], [event("ADDED", "b", 103)]]
+
+    await followed(server)
+
+    assert server.seen == [("ADDED", "b")]
