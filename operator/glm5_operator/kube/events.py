@@ -30,7 +30,7 @@ _WINDOW: Final = 600.0  # s; an hour of the same trouble is six Events
 _PER_OBJECT: Final = 10  # Events of one object in a window
 _REMEMBERED: Final = 5000
 _BACKLOG: Final = 1000
-_NOTE_LIMIT: Final = 1024  # the API server's
+_NOTE_LIMIT: Final = 1024  # the API server's, in bytes
 
 
 class Events:
@@ -112,6 +112,13 @@ class Events:
             "action": "Reconcile",
             "reason": reason,
             "type": kind,
-            "note": message if len(message) <= _NOTE_LIMIT else message[: _NOTE_LIMIT - 1] + "…",
+            "note": _note(message),
             "regarding": regarding,
         }
+
+
+def _note(message: str) -> str:
+    raw = message.encode(errors="replace")
+    if len(raw) <= _NOTE_LIMIT:
+        return raw.decode()
+    return raw[: _NOTE_LIMIT - len("…".encode())].decode(errors="ignore") + "…"

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
+
 from glm5_operator.kube.client import Client
 from glm5_operator.kube.events import Events
 from glm5_operator.metrics import Metrics
@@ -107,11 +109,21 @@ async def _eventually(done: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_note_longer_than_the_server_takes_is_cut(client: Client, api: FakeApi, metrics: Metrics) -> None:
+@pytest.mark.parametrize(
+    ("message", "sent"),
+    [
+        ("长" * 3000, "长" * 340 + "…"),
+        ("a" + "😀" * 3000, "a" + "😀" * 255 + "…"),
+        ("x" * 1025, "x" * 1021 + "…"),
+        ("长" * 341 + "x", "长" * 341 + "x"),
+        ("x" * 1024, "x" * 1024),
+    ],
+)
+async def test_a_note_of_more_bytes_than_the_server_takes_is_cut_between_characters(
+    client: Client, api: FakeApi, metrics: Metrics, message: str, sent: str
+) -> None:
     events = Events(client, metrics)
-    events.warning(SERVICE, "Crash", "长" * 3000)
+    events.warning(SERVICE, "Crash", message)
 
-    note = (await send_all(events, api, 1))[0]["note"]
-
-    assert isinstance(note, str)
-    assert len(note) == 1024
+    assert (await send_all(events, api, 1))[0]["note"] == sent
+    assert len(sent.encode()) <= 1024
