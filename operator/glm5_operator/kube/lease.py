@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _MARGIN: Final = 0.15  # of the duration: the holder stops this much before a candidate may start
 _FIRST_SHARE: Final = 0.25  # of the duration: how long the first attempt at a renewal may take
+_MOST_TRANSITIONS: Final = 2**31 - 1  # the API server refuses more
 
 
 def steady_clock() -> float:
@@ -157,7 +158,7 @@ class LeaderLease:
         now = _now()
         spec |= {"holderIdentity": self.identity, "leaseDurationSeconds": math.ceil(self._settings.duration), "renewTime": now}
         if taken:
-            spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+            spec |= {"acquireTime": now, "leaseTransitions": min(int(spec.get("leaseTransitions") or 0) + 1, _MOST_TRANSITIONS)}
         metadata = current.get("metadata") or {"name": self._settings.name, "namespace": self._settings.namespace}
         return {"apiVersion": kinds.LEASE.api_version, "kind": kinds.LEASE.name, "metadata": metadata, "spec": spec}
 

@@ -201,3 +201,13 @@ async def test_a_restarted_pod_of_the_same_name_is_not_the_same_holder(client: C
     await before.acquire()
 
     assert not await after._try()
+
+
+async def test_a_count_of_transitions_at_its_limit_hinders_nobody(client: Client, api: FakeApi) -> None:
+    first, second = a_candidate(client, Clock()), a_candidate(client, Clock(), "b")
+    await first.acquire()
+    api.edit(PATH, holderIdentity="", leaseTransitions=2**31 - 1)
+
+    assert await second._try()
+
+    assert api.objects[PATH]["spec"]["leaseTransitions"] == 2**31 - 1  # one more doesn't fit the field
