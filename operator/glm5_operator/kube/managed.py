@@ -29,6 +29,15 @@ _QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "divisor", "o
 
 _OMITTED_FALSE: Final = frozenset({"hostNetwork", "hostPID", "hostIPC", "readOnly", "stdin", "stdinOnce", "tty", "paused"})
 _OMITTED_ZERO: Final = frozenset({"initialDelaySeconds", "minReadySeconds", "hostPort"})
+_DEFAULTED: Final[Mapping[str, frozenset[object]]] = {
+    "terminationMessagePath": frozenset({"/dev/termination-log"}), "terminationMessagePolicy": frozenset({"File"}),
+    "imagePullPolicy": frozenset({"Always", "IfNotPresent"}),  # by the image's tag
+    "restartPolicy": frozenset({"Always"}), "dnsPolicy": frozenset({"ClusterFirst"}), "schedulerName": frozenset({"default-scheduler"}),
+    "timeoutSeconds": frozenset({1}), "periodSeconds": frozenset({10}), "successThreshold": frozenset({1}),
+    "failureThreshold": frozenset({3}), "scheme": frozenset({"HTTP"}), "path": frozenset({"/"}), "apiVersion": frozenset({"v1"}),
+}  # fmt: skip
+"""What the server makes of "" and 0 in fields where they are no value of their own."""
+
 _KEPT_EMPTY: Final = frozenset({"storageClassName", "emptyDir", "labelSelector", "namespaceSelector"})
 """What the server drops when it is false, 0 or empty, because absent means the same there. Other numbers and flags are pointers in the
 API's types: there `false` is kept, and absent may mean the opposite (automountServiceAccountToken, runAsNonRoot)."""
@@ -42,6 +51,8 @@ def holds(live: object, desired: object, name: str = "", *, quantity: bool = Fal
     with `quantity` the value may be written in other units.
     """
     if live is None and _is_omitted(name, desired):
+        return True
+    if desired in ("", 0) and isinstance(live, str | int) and live in _DEFAULTED.get(name, ()):
         return True
     quantity = quantity or name in _QUANTITIES
     if isinstance(desired, Mapping):

@@ -54,6 +54,12 @@ Json = dict[str, Any]
         ({"env": [{"name": "A"}]}, {"env": [{"name": "A", "value": ""}]}, True),
         ({"env": [{"name": "A", "value": "x"}]}, {"env": [{"name": "A", "value": ""}]}, False),
         ({}, {"initialDelaySeconds": 0}, True),
+        ({"timeoutSeconds": 1, "successThreshold": 1}, {"timeoutSeconds": 0, "successThreshold": 0}, True),
+        ({"timeoutSeconds": 5}, {"timeoutSeconds": 0}, False),  # not the server's doing
+        ({"terminationMessagePath": "/dev/termination-log"}, {"terminationMessagePath": ""}, True),
+        ({"schedulerName": "default-scheduler", "dnsPolicy": "ClusterFirst"}, {"schedulerName": "", "dnsPolicy": ""}, True),
+        ({"schedulerName": "mine"}, {"schedulerName": ""}, False),
+        ({"terminationGracePeriodSeconds": 30}, {"terminationGracePeriodSeconds": 0}, False),  # 0 is a value there
         ({}, {"nodeSelector": {}, "tolerations": []}, True),
         ({}, {"automountServiceAccountToken": False}, False),  # absent means true
         ({}, {"runAsNonRoot": False}, False),  # absent means the pod's
