@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.runner import Chosen
 from glm5_runtime.engine.scheduler import Step
 from glm5_runtime.server.app import build_app
+from glm5_runtime.server.connections import Connection
 from glm5_runtime.server.generation import EnginePort
 from glm5_runtime.server.health import Patience
 from glm5_runtime.server.params import Limits, SamplingDefaults
@@ -83,9 +85,16 @@ def asgi_client(service: Service) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def on_a_socket(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+async def on_a_socket(service: Service, most: int = 100) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the same application behind uvicorn on a free port: for everything that has to do with connections."""
-    config = uvicorn.Config(build_app(service), port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        build_app(service),
+        port=0,
+        log_config=None,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        http=partial(Connection, most=most),  # type: ignore[arg-type]  # it is only called
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve())
     await until(lambda: server.started)

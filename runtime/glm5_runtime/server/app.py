@@ -17,7 +17,7 @@ from starlette.routing import Route
 from glm5_runtime.server.body import discard
 from glm5_runtime.server.chat import chat
 from glm5_runtime.server.completions import completions
-from glm5_runtime.server.errors import ApiError, ClientGone
+from glm5_runtime.server.errors import ApiError, ClientGone, draining
 from glm5_runtime.server.generate import generate
 from glm5_runtime.server.sse import JsonReply
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health", "/health/ready", "/metrics"})  # probes and Prometheus carry no key
 _STARTED = int(time.time())
-_LOADING_RETRY, _DRAINING_RETRY = 10, 1  # seconds; another replica takes the retry at once when this one drains
+_LOADING_RETRY = 10  # seconds
 
 
 def build_app(service: Service) -> Starlette:
@@ -102,9 +102,7 @@ class _Guard:
                 return _reply(error, {"www-authenticate": "Bearer"})
         if self._service.draining:
             self._service.metrics.rejected("draining")
-            message = "the server is shutting down; retry, another replica will answer"
-            error = ApiError(503, message, code="draining", retry_after=_DRAINING_RETRY)
-            return _reply(error, {"connection": "close"})
+            return _reply(draining(), {"connection": "close"})
         if self._service.loaded is None and scope["path"] != "/version":
             self._service.metrics.rejected("loading")
             return _reply(ApiError(503, "the model is being loaded", code="loading", retry_after=_LOADING_RETRY))
@@ -120,10 +118,13 @@ def _reply(error: ApiError, headers: dict[str, str] | None = None) -> Response:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    service: Service = request.app.state.service
     if error.status < 429:
-        service: Service = request.app.state.service
         service.metrics.rejected("too_large" if error.status == 413 else "invalid")
-    return _reply(error)
+    elif error.code == "draining":
+        service.metrics.rejected("draining")
+    gives_up = error.status == 408 or error.code == "draining"  # on a body that may yet come
+    return _reply(error, {"connection": "close"} if gives_up else None)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

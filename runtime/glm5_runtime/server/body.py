@@ -8,20 +8,58 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 
-from glm5_runtime.server.errors import ApiError, ClientGone, bad_request
+from glm5_runtime.server.errors import ApiError, ClientGone, bad_request, draining
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope
 
+SILENCE_SECONDS = 30.0  # between two parts of a body
+DRAIN_SECONDS = 3.0  # for the rest of a body once the server drains
 _DISCARD_SECONDS = 5.0
+
+
+class BodyClock:
+    """Ends the reads of bodies that don't come: each after a silence, all soon after `hurry`."""
+
+    def __init__(self) -> None:
+        self._reads: set[asyncio.Timeout] = set()
+        self._end: float | None = None  # of all reads, time of the loop
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Callable[[], None]]:
+        """Gives what to call for each part that came; raises ApiError 408, or 503 when the server drains."""
+        now = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout_at(self._end or now() + SILENCE_SECONDS) as limit:
+                self._reads.add(limit)
+
+                def heard() -> None:
+                    if self._end is None and not limit.expired():
+                        limit.reschedule(now() + SILENCE_SECONDS)
+
+                try:
+                    yield heard
+                finally:
+                    self._reads.discard(limit)
+        except TimeoutError:
+            if self._end is not None:
+                raise draining() from None
+            raise ApiError(408, f"nothing came of the request body for {SILENCE_SECONDS:g} s", code="body_timeout") from None
+
+    def hurry(self) -> None:
+        """The server drains: what isn't read in a few seconds won't be."""
+        self._end = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        for limit in self._reads:
+            if not limit.expired():
+                limit.reschedule(self._end)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -71,21 +109,23 @@ async def discard(scope: Scope, receive: Receive, limit: int) -> None:
                     return
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """All bytes of the body; raises ApiError 413 past the limit, ClientGone when the client leaves in between."""
+async def read_body(request: Request, limit: int, clock: BodyClock) -> bytes:
+    """All bytes of the body; raises ApiError 413 past the limit, 408 or 503 by the clock, ClientGone when the client leaves in between."""
     declared = request.headers.get("content-length", "")
     too_large = declared.isdigit() and int(declared) > limit
     if too_large and request.headers.get("expect", "").lower() == "100-continue":
         raise _too_large(limit)  # the client waits for our word before it sends anything
     kept = bytearray()
-    async for chunk in _chunks(request):
-        # Past the limit the rest is read and dropped: closing with unread data would reset the connection, and the
-        # client would see a broken pipe instead of the 413.
-        if too_large or len(kept) + len(chunk) > limit:
-            too_large = True
-            kept.clear()
-        else:
-            kept += chunk
+    async with clock.reading() as heard:
+        async for chunk in _chunks(request):
+            heard()
+            # Past the limit the rest is read and dropped: closing with unread data would reset the connection, and the
+            # client would see a broken pipe instead of the 413.
+            if too_large or len(kept) + len(chunk) > limit:
+                too_large = True
+                kept.clear()
+            else:
+                kept += chunk
     if too_large:
         raise _too_large(limit)
     return bytes(kept)

@@ -66,6 +66,11 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
 
 
+def draining() -> ApiError:
+    """503: another replica takes the retry at once."""
+    return ApiError(503, "the server is shutting down; retry, another replica will answer", code="draining", retry_after=1)
+
+
 def from_validation(error: ValidationError) -> ApiError:
     """400 from pydantic's findings, without the values that were sent."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)

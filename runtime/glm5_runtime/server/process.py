@@ -21,12 +21,14 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.server.app import build_app
+from glm5_runtime.server.connections import ACCEPTED_AT_ONCE, Connection, raise_limit
 from glm5_runtime.server.params import Limits, SamplingDefaults
 from glm5_runtime.server.protocol import MAX_CHOICES
 from glm5_runtime.server.service import Loaded, Service
@@ -45,6 +47,7 @@ T = TypeVar("T")
 _LOADING_NEWS = 10.0  # seconds between two lines while loading
 _ENGINE_STOP = 10.0  # seconds the engine gets to end its step
 _KEEP_ALIVE = 75  # seconds; longer than gateways keep idle connections, else they send into one that we are closing
+_QUEUED_CONNECTIONS = 1024  # not yet accepted; they take no descriptors
 _LAST_WORDS = 3.0  # seconds for cut requests to be told so
 
 
@@ -65,6 +68,12 @@ class _Server(uvicorn.Server):
         """Leave signals to the process."""
         return nullcontext()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the kernel queue a burst of clients; asyncio would take as many at once as it lets queue."""
+        await super().startup(sockets)
+        for door in sockets or []:
+            door.listen(_QUEUED_CONNECTIONS)
+
 
 @dataclass
 class _Process:
@@ -82,10 +91,12 @@ class _Process:
         except OSError as error:
             logger.error("can't listen on %s port %d: %s", self.settings.host, self.settings.port, error.strerror)
             return 1
-        service = Service(self.settings)
+        service, most = Service(self.settings), raise_limit()
         server = _Server(
             uvicorn.Config(
                 build_app(service),
+                http=partial(Connection, most=most),  # type: ignore[arg-type]  # it is only called
+                backlog=ACCEPTED_AT_ONCE,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -139,7 +150,7 @@ class _Process:
         self.stop_asked.set()
 
     async def _drain(self, service: Service) -> None:
-        service.draining = True
+        service.drain()
         if service.active:
             logger.info("draining requests=%d timeout=%gs", service.active, self.settings.drain_timeout)
             await _first(self.settings.drain_timeout, service.idle, self.hurry)
@@ -156,7 +167,7 @@ class _Process:
 def _listen(host: str, port: int) -> socket.socket:
     """An open socket; raises OSError. uvicorn would end the process from within instead of saying so."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    return socket.create_server((host, port), family=family, backlog=_QUEUED_CONNECTIONS)
 
 
 def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[Loaded, Engine]:

@@ -12,7 +12,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from glm5_runtime.server.aside import Aside
-from glm5_runtime.server.body import parse_object, read_body
+from glm5_runtime.server.body import BodyClock, parse_object, read_body
 from glm5_runtime.server.errors import ApiError, bad_request, from_validation, unsupported
 from glm5_runtime.server.generation import Generation
 from glm5_runtime.server.health import EngineWatch, Patience
@@ -75,6 +75,7 @@ class Service:
         self.settings = settings
         self.loaded: Loaded | None = None
         self.draining = False
+        self._bodies = BodyClock()
         self.active = 0
         self._aside = Aside()
         self.idle = asyncio.Event()
@@ -86,6 +87,11 @@ class Service:
         """The model is loaded and its engine started: requests are served from now on."""
         self.loaded = loaded
         self.watch.attach(loaded.engine)
+
+    def drain(self) -> None:
+        """From now on new requests are refused, and those whose body isn't there yet get a few seconds for it."""
+        self.draining = True
+        self._bodies.hurry()
 
     @property
     def model(self) -> Loaded:
@@ -99,7 +105,7 @@ class Service:
 
     async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
         """What `understand` makes of the JSON body of a request, or ClientGone. A large one is parsed and understood in a thread."""
-        body = await read_body(request, self.settings.max_request_bytes)
+        body = await read_body(request, self.settings.max_request_bytes, self._bodies)
         try:
             return await while_connected(request.receive, self._aside.run(len(body), lambda: understand(parse_object(body))))
         except ApiError as error:
