@@ -1,7 +1,7 @@
 """Reads YAML and JSON files as kubectl reads them, and turns them into our objects.
 
 PyYAML alone reads `2e-4` as text, `1:30` as ninety and `2026-11-29` as a date; kubectl doesn't. A key that stands twice is a fault:
-the last one would win silently.
+the last one would win silently. What can't be an object of ours is refused before it costs memory or time: the API server takes 3 MiB.
 """
 
 from __future__ import annotations
@@ -27,13 +27,42 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 Object = TypeVar("Object", bound=ApiObject)
 
+MOST_BYTES: Final = 3 * 2**20
+"""Of a file; the API server refuses larger requests."""
+MOST_NODES: Final = 200_000
+"""Values of a document with every alias written out: a few nested aliases of aliases would fill the memory."""
+INTEGER_BITS: Final = 64
+"""Of the longest integer that the API server reads."""
+
+
+_KEYS: Final = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "bool", "int", "float", "null", "merge", "value")}
+"""Kinds of keys that JSON can spell."""
+
 
 class _Loader(yaml.SafeLoader):
     """YAML with the scalars and keys of kubectl's parser."""
 
+    def get_data(self) -> object:
+        """The next document, unless its aliases make it too large."""
+        root = self.get_node()
+        if root is None:
+            return None
+        _measure(root, {})
+        return self.construct_document(root)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """A value; what Python says against it gets the line."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(None, None, f"no value of kind {kind}", node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag not in _KEYS:
+                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
             seen.add(key.value)
@@ -45,11 +74,12 @@ class _Loader(yaml.SafeLoader):
     def construct_int(self, node: yaml.ScalarNode) -> int:
         text = self.construct_scalar(node).replace("_", "").lower()
         sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
-        for prefix, base in (("0x", 16), ("0o", 8), ("0b", 2)):
-            if digits.startswith(prefix):
-                return sign * int(digits[2:], base)
         octal = digits.startswith("0") and not {"8", "9"} & set(digits)
-        return sign * int(digits, 8 if octal else 10)
+        base = {"0x": 16, "0o": 8, "0b": 2}.get(digits[:2], 8 if octal else 10)
+        number = sign * int(digits, base)  # int() takes the prefix of its base
+        if number.bit_length() > INTEGER_BITS:
+            raise ValueError("no integer of JSON")
+        return number
 
     def construct_float(self, node: yaml.ScalarNode) -> float:
         return float(self.construct_scalar(node).replace("_", ""))
@@ -57,7 +87,7 @@ class _Loader(yaml.SafeLoader):
 
 _SCALARS: Final = (
     ("bool", r"^(?:y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF)$", "yYtToOnNfF"),
-    ("int", r"^[-+]?(?:[0-9][0-9_]*|0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+)$", "-+0123456789"),
+    ("int", r"^[-+]?(?:[0-9][0-9_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|0o_*[0-7][0-7_]*|0b_*[01][01_]*)$", "-+0123456789"),
     ("float", r"^[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("merge", r"^(?:<<)$", "<"),
@@ -68,6 +98,19 @@ for _name, _pattern, _first in _SCALARS:
 _Loader.add_constructor("tag:yaml.org,2002:bool", _Loader.construct_bool)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_float)
+
+
+def _measure(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values of a node with its aliases written out; raises when there are too many, or one holds itself."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = MOST_NODES  # until it is counted: who meets it now is inside it
+    parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+    count = 1 if isinstance(node, yaml.ScalarNode) else 1 + sum(_measure(part, known) for part in parts)
+    if count > MOST_NODES:
+        raise yaml.constructor.ConstructorError(None, None, f"more than {MOST_NODES} values with its aliases", node.start_mark)
+    known[id(node)] = count
+    return count
 
 
 def _key(key: Hashable) -> Hashable:
@@ -81,6 +124,8 @@ def load(text: str, where: str) -> list[Document]:
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
     except yaml.YAMLError as error:
         raise CliError(ExitCode.INPUT, f"is no YAML: {_reason(error)}", where=where) from error
+    except RecursionError as error:
+        raise CliError(ExitCode.INPUT, "nests too deeply", where=where, remedy="close what is opened") from error
     for number, document in enumerate(documents, start=1):
         if not isinstance(document, dict):
             raise CliError(ExitCode.INPUT, f"document {number} is no object but {type(document).__name__}", where=where)
@@ -90,7 +135,7 @@ def load(text: str, where: str) -> list[Document]:
 def read(path: str) -> list[Document]:
     """All documents of a file; `-` is standard input."""
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        text = _text(path)
     except OSError as error:
         raise CliError(ExitCode.INPUT, (error.strerror or str(error)).lower(), where=path, remedy="check the path") from error
     except UnicodeDecodeError as error:
@@ -99,6 +144,21 @@ def read(path: str) -> list[Document]:
     if not documents:
         raise CliError(ExitCode.INPUT, "is empty", where=path)
     return documents
+
+
+def _text(path: str) -> str:
+    """A file's text, read no further than an object may be long."""
+    if path == "-":
+        text = sys.stdin.read(MOST_BYTES + 1)
+        size = len(text)
+    else:
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        size = len(raw)
+        text = "" if size > MOST_BYTES else raw.decode()
+    if size > MOST_BYTES:
+        raise CliError(ExitCode.INPUT, f"is larger than {MOST_BYTES >> 20} MiB", where=path, remedy="the API server takes no such object")
+    return text
 
 
 def objects(paths: Iterable[str]) -> tuple[list[GLM5Service], list[NPUPool]]:

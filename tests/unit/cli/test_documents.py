@@ -10,6 +10,7 @@ import yaml
 from glm5_operator.cli import documents
 from glm5_operator.cli.errors import CliError, ExitCode
 from tests.api.crd.documents import pool, service
+from tests.unit.cli.support import glm5
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,51 @@ def test_every_fault_of_an_object_is_a_line_with_file_field_and_remedy(tmp_path:
         f"error: {path}: spec.replicas: should be a valid integer; `kubectl explain glm5service` lists the fields",
         f"error: {path}: spec.modle: is not a field; `kubectl explain glm5service` lists the fields",
     ]
+
+
+@pytest.mark.parametrize("text", ["0x_", "0b_", "-0x_", "0o_"])
+def test_a_prefix_without_digits_is_text_as_for_kubectl(text: str) -> None:
+    assert documents.load(f"value: {text}", "x")[0] == {"value": text}
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\n? [1, 2]\n: 3", "a key must be text in line 2"),
+        ("? {a: 1}\n: 3", "a key must be text in line 1"),
+        ("a: 1\nb: " + "9" * 5000, "no value of kind int in line 2"),
+        ("a: 1\nb: 0x" + "f" * 5000, "no value of kind int in line 2"),
+        ("a: !!int abc", "no value of kind int in line 1"),
+        ("a: !!float abc", "no value of kind float in line 1"),
+        ("a: !!int ''", "no value of kind int in line 1"),
+        ("a: !!timestamp 2020-13-45", "no value of kind timestamp in line 1"),
+        ("a: !!timestamp never", "no value of kind timestamp in line 1"),
+        ("? !!timestamp 2020-10-10\n: 1", "a key must be text in line 1"),
+        ("!!int abc: 1", "no value of kind int in line 1"),
+        ("a: " + "[" * 20000, "nests too deeply"),
+        ("a: " + "{b: " * 20000, "nests too deeply"),
+        (BOMB, "values with its aliases"),
+        ("spec: &spec\n  podTemplate: *spec", "values with its aliases"),
+        ("a: \0", "is no YAML"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_python_cannot_hold_is_a_message_and_no_traceback(text: str, says: str) -> None:
+    with pytest.raises(CliError, match=says) as caught:
+        documents.load(text, "cr.yaml")
+    assert caught.value.code is ExitCode.INPUT
+    assert str(caught.value).startswith("error: cr.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_larger_than_any_object_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "cr.yaml"
+    path.write_bytes(b"a: 1\n" * (2 * 2**20))
+    run = glm5("plan", "-f", str(path))
+    assert run.exit_code == 3
+    assert run.stderr == f"error: {path}: is larger than 3 MiB; the API server takes no such object\n"
+    run = glm5("plan", "-f", "-", stdin="#" * (4 * 2**20))
+    assert (run.exit_code, run.stderr) == (3, "error: -: is larger than 3 MiB; the API server takes no such object\n")

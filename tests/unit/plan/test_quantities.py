@@ -18,7 +18,7 @@ QUANTITIES = st.from_regex(QUANTITY_PATTERN, fullmatch=True).filter(lambda text:
 CARD_LABELS = st.from_regex(r"[0-9]{1,62}G", fullmatch=True)
 
 
-def planned(model: str, engine: str, memory: str, card: str, limit: str, cards: int) -> ServicePlan:
+def planned(model: str, engine: str, memory: str, card: str, *, limit: str = "", cards: int = 16) -> ServicePlan:
     """The plan of a service whose every quantity is given: its memory, its cards' memory, and the limit and /dev/shm of its podTemplate."""
     engine_limit = {"name": "engine", "resources": {"limits": {"memory": limit}}}
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}
@@ -29,17 +29,17 @@ def planned(model: str, engine: str, memory: str, card: str, limit: str, cards: 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(("tiny-glm5", "GLM-5.1")),
-    st.sampled_from(("native", "vllm")),
-    QUANTITIES.filter(lambda text: quantity_bytes(text) >= 2**28) | st.just(HUGE),
-    CARD_LABELS,
-    st.just("") | QUANTITIES,
-    st.integers(0, 2**63 - 1),
+    model=st.sampled_from(("tiny-glm5", "GLM-5.1")),
+    engine=st.sampled_from(("native", "vllm")),
+    memory=QUANTITIES.filter(lambda text: quantity_bytes(text) >= 2**28) | st.just(HUGE),
+    card=CARD_LABELS,
+    limit=st.just("") | QUANTITIES,
+    cards=st.integers(0, 2**63 - 1),
 )
 def test_no_quantity_that_admission_accepts_ends_in_an_exception(
-    model: str, engine: str, memory: str, card: str, limit: str, cards: int
+    *, model: str, engine: str, memory: str, card: str, limit: str, cards: int
 ) -> None:
-    found = planned(model, engine, memory, card, limit, cards)
+    found = planned(model, engine, memory, card, limit=limit, cards=cards)
 
     assert found.startup <= STARTUP_LIMIT
     assert found.stalled is not None or found.objects
@@ -48,7 +48,7 @@ def test_no_quantity_that_admission_accepts_ends_in_an_exception(
 @pytest.mark.parametrize("engine", ["native", "vllm"])
 @pytest.mark.parametrize(("memory", "card"), [(HUGE, "64G"), ("1Gi", "9" * 60 + "G"), (HUGE, "9" * 60 + "G")])
 def test_memory_beyond_all_machines_is_planned_with_the_longest_startup(engine: str, memory: str, card: str) -> None:
-    found = planned("tiny-glm5", engine, memory, card, "", 16)
+    found = planned("tiny-glm5", engine, memory, card)
 
     assert found.stalled is None
     assert (found.startup == STARTUP_LIMIT) == (memory == HUGE if engine == "native" else len(card) > 3)
