@@ -62,7 +62,7 @@ class Operator:
         self.lease = LeaderLease(lease_client, settings.lease, settings.lease.identity or socket.gethostname())
         self.cache = Cache()
         self.events = Events(client, metrics)
-        self.applier = Applier(client, self.cache, metrics)
+        self.applier = Applier(client, self.cache, metrics, self._wake)
         queue = settings.queue
         self.queue = WorkQueue(
             Backoff(queue.backoff_base, queue.backoff_max, queue.budget, queue.recheck),

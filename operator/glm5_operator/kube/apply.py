@@ -18,7 +18,7 @@ from glm5_operator.kube.cache import Cache, controller_of
 from glm5_operator.kube.types import ApiFailure, Applied, Key, Manifest, Resource, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from glm5_operator.kube.client import Client
     from glm5_operator.metrics import Metrics
@@ -31,10 +31,12 @@ _KEPT: Final = frozenset({"PersistentVolumeClaim"})  # data outlives the plan th
 class Applier:
     """Server-side apply with field manager `glm5-operator`, skipped where the live object already says so."""
 
-    def __init__(self, client: Client, cache: Cache, metrics: Metrics) -> None:
+    def __init__(self, client: Client, cache: Cache, metrics: Metrics, changed: Callable[[Resource], None] = lambda _: None) -> None:
+        """`changed` gets a node as it was and as it is once it was written: the watch brings the cache no news of it any more."""
         self._client = client
         self._cache = cache
         self._metrics = metrics
+        self._changed = changed
 
     async def converge(self, owner: Resource, desired: Sequence[Manifest], live: Sequence[Resource]) -> Applied:
         """Make the owner's children equal `desired`; `live` is `Cache.children(owner uid)`.
@@ -115,11 +117,14 @@ class Applier:
             return None
         key = key_of(node)
         try:
-            self._cache.put(await self._client.merge_patch(key, patch))
+            answer = await self._client.merge_patch(key, patch)
         except errors.NotFoundError:
             return None
         except errors.KubeError as error:
             return errors.failure(error, key)
+        if self._cache.put(answer):
+            for state in (node, answer):
+                self._changed(state)
         return None
 
     async def _settle(self, owner: Resource, key: Key, manifest: Manifest, live: Resource | None, conflicts: list[Key]) -> bool:

@@ -145,3 +145,20 @@ def test_an_empty_pool_is_stalled_with_what_to_do_and_heals(kube: Kube, rack: st
     add_nodes(1)
 
     until("Ready", lambda: kube.pool_condition(rack)["status"] == "True", 20)
+
+
+def test_a_service_goes_on_as_soon_as_its_pool_gets_its_nodes_back(kube: Kube, home: str, rack: str, add_nodes: AddNodes) -> None:
+    """Letting go and taking are the operator's own writes, and no event of another tells of them."""
+    (node,) = add_nodes(1)
+    wide = f"{rack}-wide"
+    kube.create(pool(wide, rack=rack))
+    wait_label(kube, node, wide)
+    time.sleep(1.1)  # creation times are whole seconds
+    kube.create(pool(rack))
+    kube.create(tiny(home, pool=rack))
+    kube.wait_condition(home, "chat", "PoolHasNoNodes", timeout=20)
+
+    kube.delete("NPUPool", "", wide)
+
+    wait_label(kube, node, rack, timeout=10)
+    until("the service to be planned", lambda: kube.find("Deployment", home, "chat-engine") is not None, 10)

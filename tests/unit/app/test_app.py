@@ -16,8 +16,11 @@ from glm5_operator.app import Operator
 from glm5_operator.kube import kinds
 from glm5_operator.kube.client import Client
 from glm5_operator.kube.parts import Controllers
+from glm5_operator.kube.types import Key
 from glm5_operator.metrics import Metrics
 from glm5_operator.settings import Settings
+from tests.support.objects import a_service
+from tests.unit.kube.fake_api import FakeApi
 
 Json = dict[str, Any]
 POD: Json = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team", "resourceVersion": "7"}}
@@ -64,3 +67,30 @@ async def test_what_ends_kopf_is_told_as_it_is(operator: Operator, monkeypatch: 
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(OSError, match="no route to host"):
             await app._run_tasks(operator, stack)
+
+
+async def test_a_node_that_the_operator_itself_relabels_wakes_the_services_of_both_pools() -> None:
+    """The answer of the write is in the cache before its event comes, which is then no news."""
+
+    def node(pool: str, version: str) -> Json:
+        labels = {"glm5.dev/pool": pool}
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "npu-0", "labels": labels, "resourceVersion": version}}
+
+    api, settings, metrics = FakeApi(answers={"PATCH": (200, node("new", "8"), {})}), Settings(), Metrics()
+    await api.start()
+    client = Client(Configuration(host=api.url), settings.api, metrics)
+    operator = Operator(settings, client, client, metrics, lost)
+    for resource in (a_service("chat", pool="new"), a_service("left", pool="old"), a_service("other", pool="third"), node("old", "7")):
+        operator.cache.put(resource)
+    operator.staff(Controllers({}, {}))
+
+    await operator.applier.patch_node(node("old", "7"), labels={"glm5.dev/pool": "new"})
+
+    later = time.monotonic() + 60
+    woken = set()
+    while taken := operator.queue.take(later):
+        woken.add(taken[0])
+    assert {key for key in woken if key.kind == "GLM5Service"} == {Key("GLM5Service", "prod", name) for name in ("chat", "left")}
+    assert not operator.cache.put(node("new", "8"))
+    await client.close()
+    await api.stop()
