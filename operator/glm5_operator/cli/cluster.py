@@ -10,12 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import aiohttp
-from kubernetes.aio.config.config_exception import ConfigException
-
 from glm5_operator.cli.errors import CliError, ExitCode, FaultsError
 from glm5_operator.kube import errors
-from glm5_operator.kube.client import Client, load_configuration
+from glm5_operator.kube.client import Client, CredentialsError, load_configuration
 from glm5_operator.metrics import Metrics
 from glm5_operator.settings import Settings
 
@@ -58,8 +55,8 @@ async def connected(kubeconfig: str | None) -> AsyncIterator[Client]:
     """A client for the cluster of the kubeconfig; raises when our kinds aren't served there."""
     try:
         configuration = await load_configuration(kubeconfig)
-    except (ConfigException, OSError, ValueError, aiohttp.ClientError) as error:
-        raise CliError(ExitCode.UNREACHABLE, f"no credentials for a cluster: {error}", remedy=_CREDENTIALS) from error
+    except CredentialsError as error:
+        raise CliError(ExitCode.UNREACHABLE, str(error), remedy=_CREDENTIALS) from error
     client = Client(configuration, Settings().api, Metrics())
     try:
         yield client

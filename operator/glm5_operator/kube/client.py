@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import ssl
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,8 +19,10 @@ from urllib.parse import urlencode
 from urllib.request import getproxies_environment
 
 import aiohttp
+import yaml
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from glm5_operator.api import names
@@ -53,18 +56,38 @@ async def load_configuration(kubeconfig: str | None = None) -> Configuration:
         CredentialsError: there are none, or they can't be read.
     """
     configuration = Configuration()
-    path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    path = credentials_source(kubeconfig)
     try:
         if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            path = "the pod's service account"
             load_incluster_config(client_configuration=configuration)
         else:
+            _check_files(path)
             await load_kube_config(config_file=path, client_configuration=configuration, persist_config=False)
+        RESTClientObject(configuration)  # reads CA and certificates; opens no connection
+    except ssl.SSLError as error:
+        raise CredentialsError(f"no usable credentials in {path}: CA, client certificate or key is no valid PEM ({error})") from error
+    except yaml.YAMLError as error:
+        raise CredentialsError(f"no usable credentials in {path}: it is no YAML: {error}") from error
     except (ConfigException, OSError, ValueError) as error:
         raise CredentialsError(f"no usable credentials in {path}: {error}") from error
+    except (TypeError, AttributeError, LookupError, RecursionError) as error:  # the loader takes the form of a file for granted
+        raise CredentialsError(f"no usable credentials in {path}: it doesn't have the form of a kubeconfig") from error
     # Without a proxy to honour: aiohttp would look for one in a thread, for each request, at half the request's price.
     configuration.client_session_kwargs = {"trust_env": uses_proxy()}
     return configuration
+
+
+def credentials_source(kubeconfig: str | None = None) -> str:
+    """Where `load_configuration` looks, in words that stand in a message."""
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "the pod's service account"
+    return kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+
+
+def _check_files(paths: str) -> None:
+    """Of several files those that exist count, as for kubectl; the loader would go on without any."""
+    if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
+        raise FileNotFoundError("no such file")
 
 
 def uses_proxy() -> bool:
