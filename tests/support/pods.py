@@ -64,7 +64,13 @@ def a_pod(
         "name": name,
         "namespace": "prod",
         "creationTimestamp": stamp(at()),
-        "labels": {"app.kubernetes.io/name": "glm5-service", "glm5.dev/service": "chat", "glm5.dev/revision": revision},
+        "labels": {
+            "app.kubernetes.io/name": "glm5-service",
+            "glm5.dev/service": "chat",
+            "glm5.dev/revision": revision,
+            "pod-template-hash": "5d9f",
+        },
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-engine-5d9f", "controller": True}],
     }
     if deleted:
         metadata["deletionTimestamp"] = stamp(at(minutes=5))

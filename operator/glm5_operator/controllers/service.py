@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from glm5_operator.api import names
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.service import GLM5Service
 from glm5_operator.controllers.announce import announce
@@ -18,7 +19,7 @@ from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.service import ServicePlan, plan_service
 from glm5_operator.status.conditions import gave_up, is_stalled
-from glm5_operator.status.pods import is_true
+from glm5_operator.status.pods import is_replica, is_true
 from glm5_operator.status.service import Observed, Report, WriteFault, service_status
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ class ServiceController:
         service = self.cache.get(key.kind, key.namespace, key.name)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return None
-        return _Seen(service, tuple(self.cache.children(service["metadata"]["uid"])), tuple(self.cache.pods(key)))
+        children = tuple(self.cache.children(service["metadata"]["uid"]))
+        name = names.deployment_name(key.name)
+        selector = ((_deployment(children) or {}).get("spec") or {}).get("selector", {}).get("matchLabels") or {}
+        return _Seen(service, children, tuple(pod for pod in self.cache.pods(key) if is_replica(pod, name, selector)))
 
     def _plan(self, seen: _Seen) -> ServicePlan:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.status.causes import Cause, Reason
@@ -19,6 +19,8 @@ from glm5_operator.status.scheduling import read_unschedulable
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
+
+_HASH_LABEL: Final = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,15 @@ def pod_state(pod: Mapping[str, Any], startup: timedelta = timedelta(0)) -> PodS
         terminating=terminating,
         cause=None if ready or terminating else _cause(pod, startup),
     )
+
+
+def is_replica(pod: Mapping[str, Any], deployment: str, selector: Mapping[str, str]) -> bool:
+    """Whether one of the Deployment's ReplicaSets made the pod. Anybody may put our label on a pod of theirs."""
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    maker = ("ReplicaSet", f"{deployment}-{labels.get(_HASH_LABEL)}")
+    made = any(item.get("controller") and (item.get("kind"), item.get("name")) == maker for item in metadata.get("ownerReferences") or ())
+    return made and selector.items() <= labels.items()
 
 
 def is_true(pod: Mapping[str, Any], kind: str) -> bool:

@@ -14,7 +14,7 @@ from glm5_operator.kube import ApiFailure, Applied, Applier, Cache, Events, Key,
 from glm5_operator.plan.facts import Site
 from tests.support.clock import at
 from tests.support.objects import a_service, condition
-from tests.unit.controllers.test_facts import a_node, a_pool
+from tests.unit.controllers.test_facts import a_node, a_pool, on
 
 Json = dict[str, Any]
 RESYNC, RECHECK = timedelta(minutes=10), timedelta(minutes=1)
@@ -193,3 +193,14 @@ async def test_of_several_refused_writes_outcome_and_status_name_the_same() -> N
 
     assert edge.status is not None
     assert outcome.reason == condition(edge.status, "Ready")["reason"]
+
+
+async def test_a_strangers_pod_with_our_label_is_no_replica() -> None:
+    edge, stray = Edge(), on("a", "fake", 2)
+    del stray["metadata"]["ownerReferences"]
+
+    await reconcile(edge, a_tiny_service(), a_pool(), a_node("a", rack="inference"), on("a", "mine", 1), stray)
+
+    assert edge.status is not None
+    assert (edge.status["replicas"], edge.status["cardsHeld"]) == (1, 1)
+    assert "fake" not in condition(edge.status, "Ready")["message"]

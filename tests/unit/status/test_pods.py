@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from glm5_operator.status.causes import Cause, Reason
-from glm5_operator.status.pods import pod_state
+from glm5_operator.status.pods import is_replica, pod_state
 from tests.support.clock import at
 from tests.support.pods import Json, a_pod, an_end, running, terminated, waiting
 
@@ -207,3 +207,31 @@ def test_a_bound_pod_that_kubelet_has_not_seen_yet_is_being_created() -> None:
     del pod["status"]["containerStatuses"]
 
     assert cause_of(pod).reason is Reason.CREATING
+
+
+def owned_by(**reference: object) -> Json:
+    pod = a_pod()
+    pod["metadata"]["ownerReferences"][0].update(reference)
+    return pod
+
+
+def labelled(**labels: str) -> Json:
+    pod = a_pod()
+    pod["metadata"]["labels"] = labels
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("pod", "counts"),
+    [
+        (a_pod(), True),
+        (a_pod(deleted=True), True),
+        (owned_by(controller=False), False),
+        (owned_by(kind="Job"), False),
+        (owned_by(name="chat-engine-other"), False),
+        (labelled(**{"pod-template-hash": "5d9f", "glm5.dev/service": "chat"}), False),
+        ({"metadata": {"name": "stray", "labels": {"glm5.dev/service": "chat"}}}, False),
+    ],
+)
+def test_a_pod_counts_when_a_replica_set_of_the_deployment_made_it(pod: Json, counts: bool) -> None:
+    assert is_replica(pod, "chat-engine", {"app.kubernetes.io/name": "glm5-service", "glm5.dev/service": "chat"}) is counts
