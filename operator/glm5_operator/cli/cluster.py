@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from glm5_operator.cli.errors import CliError, ExitCode, FaultsError
 from glm5_operator.kube import errors
-from glm5_operator.kube.client import Client, CredentialsError, load_configuration
+from glm5_operator.kube.client import Client, CredentialsError, credentials_source, load_configuration
 from glm5_operator.metrics import Metrics
 from glm5_operator.settings import Settings
 
@@ -60,6 +60,11 @@ async def connected(kubeconfig: str | None) -> AsyncIterator[Client]:
     client = Client(configuration, Settings().api, Metrics())
     try:
         yield client
+    except errors.NotKubernetesError as error:
+        remedy = f"check the server URL in kubeconfig {credentials_source(kubeconfig)}"
+        raise CliError(
+            ExitCode.UNREACHABLE, f"not a Kubernetes API server? {error.message}", where=client.configuration.host, remedy=remedy
+        ) from error
     finally:
         await client.close()
 
@@ -67,9 +72,11 @@ async def connected(kubeconfig: str | None) -> AsyncIterator[Client]:
 async def require_api(client: Client, path: str) -> None:
     """Fail with what to install when the cluster doesn't serve our kinds."""
     try:
-        await client.raw_get(path)
+        answer = await client.raw_get(path)
     except errors.NotFoundError as error:
         raise CliError(ExitCode.UNREACHABLE, "the cluster has no GLM5Service kind", remedy=INSTALL) from error
+    if not str(answer["kind"]).endswith("List"):
+        raise errors.NotKubernetesError(f"it answers with kind {answer['kind']!r}")
 
 
 def condition(resource: Json, kind: str) -> Json:

@@ -43,6 +43,7 @@ _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE: Final = "application/merge-patch+json"
 _READS: Final = frozenset({"get", "list"})
 _CLOSE_LATER: Final = 60.0
+_FOREIGN: Final = "this isn't the answer of a Kubernetes API server"
 
 
 class CredentialsError(Exception):
@@ -125,7 +126,7 @@ class Client:
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
         """One object."""
-        return await self._request("get", kind.path(namespace, name), kind.name)
+        return _object(await self._request("get", kind.path(namespace, name), kind.name))
 
     async def raw_get(self, path: str) -> Json:
         """Any path, e.g. discovery."""
@@ -137,6 +138,8 @@ class Client:
         while True:
             answer = await self._request("list", f"{kind.path(namespace)}?{urlencode(query)}", kind.name)
             items: list[Json] = answer.get("items") or []
+            if not isinstance(items, list) or not all(_is_object(item) for item in items):
+                raise errors.NotKubernetesError(_FOREIGN)
             for item in items:
                 item.setdefault("kind", kind.name)
                 item.setdefault("apiVersion", kind.api_version)
@@ -151,7 +154,7 @@ class Client:
         kind, meta = kinds.BY_NAME[manifest["kind"]], manifest["metadata"]
         query = urlencode({"fieldManager": manager, "force": "true" if force else "false"})
         path = f"{kind.path(meta.get('namespace', ''), meta['name'], subresource)}?{query}"
-        return await self._request("apply", path, kind.name, manifest, content_type=_APPLY)
+        return _object(await self._request("apply", path, kind.name, manifest, content_type=_APPLY))
 
     async def merge_patch(self, key: Key, patch: Mapping[str, Any]) -> Json:
         """JSON merge patch; with metadata.resourceVersion inside, a concurrent change is a ConflictError."""
@@ -202,8 +205,10 @@ class Client:
             self._metrics.api_requests.labels(verb, kind, code).inc()
             self._metrics.api_seconds.labels(verb).observe(time.monotonic() - started)
         decoded = _decode(raw)
-        if response.status >= 300 or decoded is None:
+        if response.status >= 300:
             raise errors.from_response(response.status, decoded, response.headers.get("Retry-After"))
+        if decoded is None or not isinstance(decoded.get("kind"), str):
+            raise errors.NotKubernetesError(_FOREIGN, code=response.status)
         return decoded
 
     def _drop_connections(self) -> None:
@@ -238,3 +243,13 @@ def _decode(raw: bytes) -> Json | None:
     except ValueError:
         return None
     return decoded if isinstance(decoded, dict) else None
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("metadata"), dict)
+
+
+def _object(answer: Json) -> Json:
+    if not _is_object(answer):
+        raise errors.NotKubernetesError(_FOREIGN)
+    return answer

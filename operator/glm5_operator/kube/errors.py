@@ -41,6 +41,10 @@ class TooManyRequestsError(KubeError):
     reason = "TooManyRequests"
 
 
+class NotKubernetesError(UnavailableError):
+    """Success, but in no words of an API server: a web page of a proxy, or another server altogether."""
+
+
 class UnauthorizedError(KubeError):
     """401: the credentials aren't valid (any more)."""
 
