@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.api.conftest import Operated
 from tests.support.documents import tiny
-from tests.support.kube import Kube, stays
+from tests.support.kube import Json, Kube, stays
 
 
 def test_a_service_of_200_kb_becomes_ready_with_as_few_writes_as_a_small_one(operated: Operated, kube: Kube, home: str) -> None:
@@ -18,3 +20,22 @@ def test_a_service_of_200_kb_becomes_ready_with_as_few_writes_as_a_small_one(ope
     (pod,) = kube.list("Pod", home)
     assert len(pod["metadata"]["annotations"]["example.com/note"]) == 200_000
     assert sum(len(value) for value in kube.get("Deployment", home, "chat-engine")["metadata"]["annotations"].values()) < 1000
+
+
+@pytest.mark.parametrize("labels", [{"app": "jupyter"}, {"glm5.dev/service": "chat"}], ids=["a stranger's", "with our label"])
+def test_a_pod_that_is_9_mb_on_the_wire_ends_no_watch_and_no_process(
+    operated: Operated, kube: Kube, home: str, labels: dict[str, str]
+) -> None:
+    """The API server writes `<` as six bytes; etcd takes 1.5 MB."""
+    container = {"name": "a", "image": "a:1", "env": [{"name": "A", "value": "<" * 1_450_000}]}
+    spec = {"nodeSelector": {"nobody": "has"}, "containers": [container]}
+    pod: Json = {"kind": "Pod", "metadata": {"name": "big", "namespace": home, "labels": labels}, "spec": spec}
+    kube.create(pod)
+    kube.patch("Pod", home, "big", {"metadata": {"annotations": {"example.com/note": "1"}}})
+
+    kube.create(tiny(home))
+    kube.wait_ready(home, "chat")
+
+    stays("the operator to run", lambda: not operated.operator.ended, 3, operated.operator.tail)
+    assert "can't be" not in operated.operator.tail()
+    kube.delete("Pod", home, "big")
