@@ -73,6 +73,7 @@ async def load_configuration(kubeconfig: str | None = None) -> Configuration:
         raise CredentialsError(f"no usable credentials in {path}: {error}") from error
     except (TypeError, AttributeError, LookupError, RecursionError) as error:  # the loader takes the form of a file for granted
         raise CredentialsError(f"no usable credentials in {path}: it doesn't have the form of a kubeconfig") from error
+    configuration.api_key = {name: key.strip() for name, key in configuration.api_key.items()}  # a token's file may end with a line break
     # Without a proxy to honour: aiohttp would look for one in a thread, for each request, at half the request's price.
     configuration.client_session_kwargs = {"trust_env": uses_proxy()}
     return configuration

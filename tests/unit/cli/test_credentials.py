@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from glm5_operator.kube.client import load_configuration
 from tests.api.crd.documents import Json, overlay
 from tests.unit.cli.support import glm5
 
@@ -69,3 +70,12 @@ def test_no_kubeconfig_at_all_says_where_it_was_looked_for(variable: str) -> Non
 
     assert run.exit_code == 5
     assert run.stderr == f"error: no usable credentials in {variable or '/missing/.kube/config'}: no such file; {REMEDY}\n"
+
+
+async def test_a_token_file_may_end_with_a_line_break(tmp_path: Path) -> None:
+    """Editors write one; in a header it would be refused."""
+    (tmp_path / "token").write_text("secret\n")
+    path = tmp_path / "kube.config"
+    path.write_text(kubeconfig(user={"tokenFile": "token"}))
+
+    assert (await load_configuration(str(path))).api_key == {"BearerToken": "Bearer secret"}
