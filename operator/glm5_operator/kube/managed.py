@@ -32,7 +32,7 @@ _OMITTED_ZERO: Final = frozenset({"initialDelaySeconds", "minReadySeconds", "hos
 _DEFAULTED: Final[Mapping[str, frozenset[object]]] = {
     "terminationMessagePath": frozenset({"/dev/termination-log"}), "terminationMessagePolicy": frozenset({"File"}),
     "imagePullPolicy": frozenset({"Always", "IfNotPresent"}),  # by the image's tag
-    "restartPolicy": frozenset({"Always"}), "dnsPolicy": frozenset({"ClusterFirst"}), "schedulerName": frozenset({"default-scheduler"}),
+    "dnsPolicy": frozenset({"ClusterFirst"}), "schedulerName": frozenset({"default-scheduler"}),
     "timeoutSeconds": frozenset({1}), "periodSeconds": frozenset({10}), "successThreshold": frozenset({1}),
     "failureThreshold": frozenset({3}), "scheme": frozenset({"HTTP"}), "path": frozenset({"/"}), "apiVersion": frozenset({"v1"}),
 }  # fmt: skip

@@ -26,8 +26,25 @@ OMITTED = {
                 "env": [{"name": "EMPTY", "value": ""}],
                 "resources": {"requests": {"cpu": 0.5, "ephemeral-storage": "1e3"}},
                 "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False}],
-            }
+                "terminationMessagePath": "",
+                "terminationMessagePolicy": "",
+            },
+            {
+                "name": "helper",
+                "image": "helper:1",
+                "imagePullPolicy": "",
+                "env": [{"name": "POD", "valueFrom": {"fieldRef": {"apiVersion": "", "fieldPath": "metadata.name"}}}],
+                "livenessProbe": {
+                    "httpGet": {"port": 80, "path": "", "scheme": ""},
+                    "timeoutSeconds": 0,
+                    "periodSeconds": 0,
+                    "successThreshold": 0,
+                    "failureThreshold": 0,
+                },
+            },
         ],
+        "schedulerName": "",
+        "dnsPolicy": "",
         "volumes": [{"name": "empty", "emptyDir": {}}, {"name": "scratch", "emptyDir": {"medium": "", "sizeLimit": "1024Mi"}}],
     }
 }
