@@ -172,6 +172,13 @@ class Cache:
         del self._entries[key.kind][key]
         return True
 
+    def rewind(self, kind: str) -> None:
+        """Take whatever comes next of a kind, and remember no deletion of it: the server has gone back, to a backup say."""
+        for entry in self._entries[kind].values():
+            entry.version = "0"
+        for key in [key for key in self._graves if key.kind == kind]:
+            del self._graves[key]
+
     def sweep(self, kind: str, namespace: str | None, seen: set[Key], version: int) -> Resources:
         """Drop what a full list (taken at `version`) didn't hold, and return it. What is newer than the list stays."""
         missing = [

@@ -46,6 +46,7 @@ class Relist:
         self._changed = changed
         self._pending: set[str] = {kind.name for kind in self._kinds if not kind.watched}  # a watch asks for its kind when it starts
         self._never: set[str] = {kind.name for kind in self._kinds}
+        self._newest: dict[tuple[str, str], int] = {}
         self._wake = asyncio.Event()
         self._wake.set()
         self._warm = asyncio.Event()
@@ -97,13 +98,22 @@ class Relist:
         for namespace in self._namespaces if kind.namespaced and self._namespaces else ("",):
             seen, version = set(), 0
             async for items, page_version in self._client.pages(kind, namespace):
-                version = version or page_version
+                if not version:
+                    version = page_version
+                    self._follow(kind, namespace, version)
                 for item in items:
                     seen.add(key_of(item))
                     if self._cache.put(item):
                         self._repaired(kind, item, deleted=False, first=first)
             for gone in self._cache.sweep(kind.name, namespace or None, seen, version):
                 self._repaired(kind, gone, deleted=True, first=first)
+
+    def _follow(self, kind: Kind, namespace: str, version: int) -> None:
+        """Lists never get older (they aren't asked of the server's cache), unless the server was set back."""
+        if 0 < version < self._newest.get((kind.name, namespace), 0):
+            log.warning("the API server went back to an earlier state of %s, a backup perhaps; its word is taken", kind.plural)
+            self._cache.rewind(kind.name)
+        self._newest[kind.name, namespace] = version
 
     def _repaired(self, kind: Kind, resource: Resource, *, deleted: bool, first: bool) -> None:
         if not first and kind.watched:
