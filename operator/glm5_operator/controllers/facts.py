@@ -37,6 +37,8 @@ class Facts:
         self._pools: tuple[NPUPool, ...] = ()
         self._stated: frozenset[str] = frozenset()
         self._nodes: tuple[NodeFacts, ...] = ()
+        self._card_names: dict[str, frozenset[str]] = {}
+        self._holding: dict[str, NodeFacts] = {}
         self._members: dict[str, tuple[NodeFacts, ...]] = {}
 
     def pools(self) -> tuple[NPUPool, ...]:
@@ -71,7 +73,7 @@ class Facts:
         """`namespace/name` of the other pods that hold something on the pool's nodes."""
         own = {key_of(pod) for pod in besides}
         nodes = self._members.get(pool_name, ())
-        held = ((key, self._cards(node, held)) for node in nodes for key, held in self._cache.held(node.name).items())
+        held = ((key, self._cards(node.name, held)) for node in nodes for key, held in self._cache.held(node.name).items())
         holders = {key for key, cards in held if cards and key not in own}
         return tuple(f"{key.namespace}/{key.name}" for key in sorted(holders))
 
@@ -82,29 +84,33 @@ class Facts:
         self._pools = tuple(pool for resource in self._cache.list(names.POOL_KIND) if (pool := _read(resource)) is not None)
         self._stated = frozenset(pool.spec.resource_name for pool in self._pools if pool.spec.resource_name)
         self._nodes = tuple(node_facts(node) for node in self._cache.list(kinds.NODE.name))
+        # A pod may hold other devices than cards. A pool may state a name of its own for cards.
+        self._card_names = {node.name: self._stated.union(resource_of((node,))) for node in self._nodes}
+        self._holding = {node.name: node for node in self._nodes}
         self._members = {}
         self._seen = seen
 
     def _with_holdings(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
-        return tuple(replace(node, held=held) if (held := self._held(node)) else node for node in nodes)
+        return tuple(self._with_holding(node.name) for node in nodes)
 
-    def _held(self, node: NodeFacts) -> int:
-        return sum(self._cards(node, held) for held in self._cache.held(node.name).values())
+    def _with_holding(self, name: str) -> NodeFacts:
+        node, held = self._holding[name], self._cards(name, self._cache.held_together(name))
+        if node.held != held:
+            node = self._holding[name] = replace(node, held=held)
+        return node
 
     def _own_cards(self, pods: Iterable[Resource], nodes: tuple[NodeFacts, ...]) -> dict[str, int]:
-        by_name = {node.name: node for node in nodes}
+        members = {node.name for node in nodes}
         own: Counter[str] = Counter()
         for pod in pods:
-            node = by_name.get(_node_of(pod))
-            if node is not None:
-                own[node.name] += self._cards(node, self._cache.held(node.name).get(key_of(pod), {}))
+            node = _node_of(pod)
+            if node in members:
+                own[node] += self._cards(node, self._cache.held(node).get(key_of(pod), {}))
         return dict(own)
 
-    def _cards(self, node: NodeFacts, held: Mapping[str, int]) -> int:
-        """How many of the node's cards these resources are; a pod may hold other devices too. A pool may state a name of its own."""
-        if not held:
-            return 0
-        return sum(held.get(name, 0) for name in self._stated.union(resource_of((node,))))
+    def _cards(self, node: str, held: Mapping[str, int]) -> int:
+        """How many of the node's cards these resources are."""
+        return sum(held.get(name, 0) for name in self._card_names[node]) if held else 0
 
 
 def _node_of(pod: Resource) -> str:

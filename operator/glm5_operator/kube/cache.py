@@ -50,6 +50,7 @@ class Cache:
         self._entries: dict[str, dict[Key, _Entry]] = {kind.name: {} for kind in kinds.CACHED}
         self._groups: defaultdict[Group, set[Key]] = defaultdict(set)
         self._held: defaultdict[str, dict[Key, Mapping[str, int]]] = defaultdict(dict)
+        self._held_together: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._news: Counter[str] = Counter()
         self._graves: OrderedDict[Key, int] = OrderedDict()
         self._service_of_label: dict[tuple[str, str], Key] = {}
@@ -90,11 +91,15 @@ class Cache:
         return self._group(("pool", pool))
 
     def held(self, node: str) -> Mapping[Key, Mapping[str, int]]:
-        """The pods on a node that haven't ended, whosever they are, each with the extended resources it asks for.
-
-        Counted as pods come and go: who plans a thousand services must not decode a thousand pods for each.
-        """
+        """The pods on a node that haven't ended, whosever they are, each with the extended resources it asks for."""
         return self._held.get(node, {})
+
+    def held_together(self, node: str) -> Mapping[str, int]:
+        """The extended resources that all pods of `held` ask for.
+
+        Counted as pods come and go: who plans a thousand services must not look at a thousand pods for each.
+        """
+        return self._held_together.get(node, {})
 
     def version(self, kind: str) -> int:
         """Grows with every news of that kind, so that what was computed from all of them can be kept until then."""
@@ -145,6 +150,7 @@ class Cache:
         self._news[key.kind] += 1
         if held:
             self._held[node][key] = held
+            self._held_together[node].update(held)
         if entry.group is not None:
             self._groups[entry.group].add(key)
         if key.kind == kinds.SERVICE.name:
@@ -204,9 +210,9 @@ class Cache:
             return
         self._news[key.kind] += 1
         if entry.node in self._held:
-            self._held[entry.node].pop(key, None)
+            self._held_together[entry.node].subtract(self._held[entry.node].pop(key, {}))
             if not self._held[entry.node]:
-                del self._held[entry.node]
+                del self._held[entry.node], self._held_together[entry.node]
         if entry.group is not None:
             members = self._groups[entry.group]
             members.discard(key)

@@ -7,6 +7,7 @@ and the planner then asks the user to state it.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.plan.facts import NodeFacts, Product
@@ -60,16 +61,25 @@ def product_of(labels: Mapping[str, str], allocatable: Iterable[str] = ()) -> Pr
 
 def card_bytes(labels: Mapping[str, str]) -> int:
     """Memory of one card (die on A3) of the node."""
-    stated = re.match(r"^(\d+)\s*G", labels.get(MEMORY_LABEL, ""), re.IGNORECASE)
+    return _card_bytes(labels.get(MEMORY_LABEL, ""), labels.get(CHIP_LABEL, ""))
+
+
+@lru_cache(maxsize=256)  # asked for each node of the pool at each plan, and hardly two nodes of a cluster differ
+def _card_bytes(memory: str, chip: str) -> int:
+    stated = re.match(r"^(\d+)\s*G", memory, re.IGNORECASE)
     if stated:
         return int(stated.group(1)) * GB
-    chip = labels.get(CHIP_LABEL, "")
     return next((size for pattern, size in _SMALL_CARDS if pattern.search(chip)), CARD_BYTES)
 
 
 def resource_of(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
     """Names of the whole-card resources that these nodes offer; one means it is known."""
-    return tuple(sorted({name for node in nodes for name, count in node.allocatable.items() if count > 0 and _WHOLE_CARD.match(name)}))
+    return tuple(sorted({name for node in nodes for name, count in node.allocatable.items() if count > 0 and _is_whole_card(name)}))
+
+
+@lru_cache(maxsize=256)  # as above
+def _is_whole_card(name: str) -> bool:
+    return _WHOLE_CARD.match(name) is not None
 
 
 def extended_resources(allocatable: Mapping[str, Any]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -117,6 +118,37 @@ def test_cards_are_held_until_the_pod_ends_moves_or_goes() -> None:
     cache.put(a_pod("q", node="n1", cards=1))
     cache.drop(a_pod("q", node="n1", cards=1, version=3))
     assert cache.held("n1") == {}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["put", "drop", "sweep"]),
+            st.sampled_from("pqr"),
+            st.sampled_from([None, "chat"]),
+            st.sampled_from(["", "n1", "n2"]),
+            st.integers(0, 8),
+            st.sampled_from(["Running", "Failed"]),
+        ),
+        max_size=30,
+    )
+)
+def test_what_a_node_holds_together_is_always_the_sum_of_its_pods(history: list[tuple[str, str, str | None, str, int, str]]) -> None:
+    cache = Cache()
+
+    for version, (what, name, service, node, cards, phase) in enumerate(history, 1):
+        pod = a_pod(name, service=service, node=node, cards=cards, phase=phase, version=version)
+        if what == "sweep":
+            cache.sweep("Pod", None, {key_of(pod)}, version)
+        elif what == "put":
+            cache.put(pod)
+        else:
+            cache.drop(pod)
+        for place in ("n1", "n2"):
+            held: Counter[str] = Counter()
+            for devices in cache.held(place).values():
+                held.update(devices)
+            assert +Counter(cache.held_together(place)) == +held
 
 
 def test_a_pod_of_others_counts_while_it_holds_cards_and_is_nothing_else() -> None:
