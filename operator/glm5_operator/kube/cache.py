@@ -68,8 +68,9 @@ class Cache:
         return [_decode(found[key]) for key in sorted(found) if namespace is None or key.namespace == namespace]
 
     def keys(self, kind: str) -> Iterator[Key]:
-        """The keys of a kind, without decoding anything."""
-        return iter(tuple(self._entries[kind]))
+        """The keys of a kind, without decoding anything; what isn't Ready comes first, so that a new leader begins with it."""
+        entries = self._entries[kind]
+        return iter(sorted(entries, key=lambda key: ("Ready", "True") in entries[key].conditions))
 
     def children(self, owner_uid: str) -> Resources:
         """Objects (of any cached kind but Pod) whose controller reference names this uid, ordered by key."""

@@ -120,6 +120,15 @@ def test_cards_are_held_until_the_pod_ends_moves_or_goes() -> None:
     assert cache.held("n1") == {}
 
 
+def test_what_is_not_ready_comes_first_among_the_keys() -> None:
+    cache = Cache()
+    for name, ready in (("fine", "True"), ("broken", "False"), ("good", "True")):
+        cache.put(an_object("GLM5Service", name, spec={"pool": "p"}, status={"conditions": [{"type": "Ready", "status": ready}]}))
+    cache.put(an_object("GLM5Service", "new", spec={"pool": "p"}))
+
+    assert [key.name for key in cache.keys("GLM5Service")] == ["broken", "new", "fine", "good"]
+
+
 @given(
     st.lists(
         st.tuples(
