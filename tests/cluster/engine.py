@@ -182,7 +182,7 @@ def _start() -> Engine:
     if not exec_root().exists():  # else what the killed one changed on this host is written down already
         (processes.folder / "host.state").write_text(json.dumps(asdict(HostState.take())))
         exec_root().mkdir(mode=0o700)
-    _forget_dead_containerd()
+    _forget_dead()
     host.prepare()
     arguments = _arguments(tool("runc-clamp"))
     processes.start(_NAME, arguments, env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"})
@@ -196,8 +196,9 @@ def _start() -> Engine:
     return engine
 
 
-def _forget_dead_containerd() -> None:
-    # dockerd waits for the one whose id is in this file, also when that is dead and only waits to be reaped.
+def _forget_dead() -> None:
+    """Remove what makes dockerd wait for or give way to a process that is dead, also when that only waits to be reaped."""
+    (exec_root() / "docker.pid").unlink(missing_ok=True)  # of the daemon that was stopped just now
     record = exec_root() / "exec" / "containerd" / "containerd.pid"
     if record.exists() and start_time(int(record.read_text())) is None:
         record.unlink()
