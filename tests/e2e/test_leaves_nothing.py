@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import cache, engine, nodeimage
+from tests.cluster.errors import ClusterError
 from tests.cluster.processes import Processes
 from tests.cluster.shell import run, wait_for
 
@@ -100,8 +101,9 @@ def test_down_after_a_killed_engine_leaves_nothing(host: Host) -> None:
 
     host.cluster_tool("down")
 
-    # the kernel takes a moment for interfaces of dead namespaces
-    left = wait_for("interfaces to go", lambda: (now := host.traces())["interfaces"] == before["interfaces"] and now, timeout=15)
-    assert left == before
+    # Connections of killed containers say goodbye to peers that are gone; until the kernel gives up (seen: 100 s) they hold an interface.
+    with contextlib.suppress(ClusterError):
+        wait_for("interfaces to go", lambda: host.traces()["interfaces"] == before["interfaces"], timeout=240)
+    assert host.traces() == before
     assert [text for text in _of_processes("cgroup") if any(container in text for container in running["containers"])] == []
     assert [path.name for path in (host.cache / "run").rglob("*")] == ["docker", "dockerd.log"], "only what the engine said is kept"
