@@ -153,7 +153,12 @@ class Lease:
     namespace: str = _setting("glm5-system", "Namespace of the Lease.", "The operator's own.")
     name: str = _setting("glm5-operator", "Name of the Lease.", "Two operators of different scope need different ones.")
     duration: float = _setting(
-        8.0, "A leader that hasn't renewed for this long is replaced.", "Take-over after a kill stays below 15 s.", unit="s", low=3, high=60
+        8.0,
+        "A leader that hasn't renewed for this long is replaced.",
+        "A standby leads soon after that; how soon it acts depends on the number of objects.",
+        unit="s",
+        low=3,
+        high=60,
     )
     renew: float = _setting(
         2.0, "The leader renews, a standby looks, this often.", "Three tries fit into the duration.", unit="s", low=0.5, high=20
