@@ -64,6 +64,7 @@ class OperatorProcess:
         env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("GLM5_OPERATOR_")},
             "KUBECONFIG": str(kubeconfig),
+            "PYTHONDONTWRITEBYTECODE": "",  # so that only the first start compiles; in the image all is compiled
             "GLM5_OPERATOR_ADMIN_PORT": str(port),
             "GLM5_OPERATOR_ADMIN_HOST": "127.0.0.1",
             **variables,

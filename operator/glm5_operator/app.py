@@ -30,7 +30,7 @@ from glm5_operator.kube.lease import LeaderLease, LeaseLostError
 from glm5_operator.kube.parts import Controllers, Parts
 from glm5_operator.kube.queue import Backoff, WorkQueue
 from glm5_operator.kube.relist import Relist
-from glm5_operator.kube.strangers import Strangers
+from glm5_operator.kube.stream import Streams
 from glm5_operator.kube.watching import WatchSession, registry_for, settings_for
 from glm5_operator.kube.workers import Workers
 from glm5_operator.metrics import Metrics
@@ -90,14 +90,7 @@ class Operator:
 
     def news(self, kind: Kind, event: str | None, resource: Mapping[str, Any]) -> None:
         """One watch event: into the cache, and if the cache didn't know that yet, wake who cares."""
-        self._news(kind, event, resource, watch=kind.name)
-
-    def news_of_others(self, kind: Kind, event: str | None, resource: Mapping[str, Any]) -> None:
-        """Likewise of a pod that isn't ours."""
-        self._news(kind, event, resource, watch=kinds.OTHERS)
-
-    def _news(self, kind: Kind, event: str | None, resource: Mapping[str, Any], *, watch: str) -> None:
-        self.health.sign_of_life(watch, time.monotonic(), resource["metadata"].get("namespace") or "")
+        self.health.sign_of_life(kind.name, time.monotonic(), resource["metadata"].get("namespace") or "")
         known = self.cache.drop(resource) if event == "DELETED" else self.cache.put(resource)
         self.metrics.watch_events.labels(kind.name, "true" if known else "false").inc()
         if known:
@@ -227,10 +220,10 @@ async def _run_tasks(operator: Operator, stack: contextlib.AsyncExitStack) -> No
         relisting = asyncio.create_task(operator.relist.run(operator.settings.watch.relist), name="relist")
         leading = asyncio.create_task(operator.lead(), name="lead")
         session = _watch_session(operator, stack)
-        others = asyncio.create_task(_watch_others(operator, session), name="watch of pods of others")
+        streaming = asyncio.create_task(_watch_streams(operator, session), name="streams")
         watching = asyncio.create_task(_watch_by_kopf(operator, session, stop_kopf), name="kopf")
         try:
-            endless = {ticking, relisting, leading, others, watching}
+            endless = {ticking, relisting, leading, streaming, watching}
             done, _ = await asyncio.wait({stopping, *endless}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping}:
                 task.result()  # raises what ended it
@@ -239,7 +232,7 @@ async def _run_tasks(operator: Operator, stack: contextlib.AsyncExitStack) -> No
         finally:
             await _cancel(leading)
             await operator.lease.release()  # only now: nothing of ours writes any more
-            await _cancel(ticking, relisting, others)  # before kopf: it waits for all tasks that it finds in the loop
+            await _cancel(ticking, relisting, streaming)  # before kopf: it waits for all tasks that it finds in the loop
             stop_kopf.set()
             await asyncio.wait({watching}, timeout=_STOP_LIMIT)
             await _cancel(watching)
@@ -260,10 +253,9 @@ def _take_signals(stop: asyncio.Event) -> None:
 def _watch_session(operator: Operator, stack: contextlib.AsyncExitStack) -> WatchSession:
     """The session of all watches, each of which must show signs of life from now on."""
     settings = operator.settings
-    watches = [(kind.name, kind.namespaced) for kind in kinds.WATCHED]
-    for watch, namespaced in (*watches, (kinds.OTHERS, True)):
-        for namespace in settings.scope.namespaces if namespaced and settings.scope.namespaces else ("",):
-            operator.health.expect(watch, time.monotonic(), namespace)
+    for kind in kinds.WATCHED:
+        for namespace in settings.scope.namespaces if kind.namespaced and settings.scope.namespaces else ("",):
+            operator.health.expect(kind.name, time.monotonic(), namespace)
     session = WatchSession(
         operator.client.configuration,
         operator.metrics,
@@ -275,15 +267,16 @@ def _watch_session(operator: Operator, stack: contextlib.AsyncExitStack) -> Watc
     return session
 
 
-async def _watch_others(operator: Operator, session: WatchSession) -> None:
+async def _watch_streams(operator: Operator, session: WatchSession) -> None:
     settings, login = operator.settings, session.login()
-    await Strangers(
+    await Streams(
         login.aiohttp_session,
         login.server,
         settings.watch,
+        kinds.STREAMED,
         settings.scope.namespaces,
-        news=operator.news_of_others,
-        malformed=operator.metrics.watch_events.labels(kinds.POD.name, "malformed").inc,
+        news=operator.news,
+        malformed=lambda kind: operator.metrics.watch_events.labels(kind.name, "malformed").inc(),
     ).run()
 
 
@@ -291,8 +284,8 @@ async def _watch_by_kopf(operator: Operator, session: WatchSession, stop: asynci
     settings = operator.settings
     existing = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
-        registry=registry_for(kinds.WATCHED, operator.news, session.login),
-        settings=settings_for(settings.api, settings.watch, kinds.WATCHED),
+        registry=registry_for(kinds.BY_KOPF, operator.news, session.login),
+        settings=settings_for(settings.api, settings.watch, kinds.BY_KOPF),
         standalone=True,
         clusterwide=not settings.scope.namespaces,
         namespaces=settings.scope.namespaces,

@@ -102,7 +102,9 @@ class Api:
     )
     connect_timeout: float = _setting(5.0, "Time to connect.", "Loss of a SYN is repeated after 1 and 3 s.", unit="s", low=0.5, high=60)
     connections: int = _setting(16, "Connections kept for requests.", "Two for each worker.", low=1, high=256)
-    page_size: int = _setting(250, "Objects in a page of a list.", "Keeps the peak of memory small.", low=10, high=5000)
+    page_size: int = _setting(
+        100, "Objects in a page of a list.", "Keeps the peak of memory small; all kinds are listed side by side.", low=10, high=5000
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class Facts:
         self._card_names: dict[str, frozenset[str]] = {}
         self._holding: dict[str, NodeFacts] = {}
         self._members: dict[str, tuple[NodeFacts, ...]] = {}
+        self._pods_seen = -1
+        self._with_cards: dict[str, PoolFacts] = {}
 
     def pools(self) -> tuple[NPUPool, ...]:
         """All pools that can be read. One that can't claims no node until its spec is put right; its own status says so."""
@@ -57,10 +59,8 @@ class Facts:
         pool = next((pool for pool in self._pools if pool.metadata.name == pool_name), None)
         if pool is None:
             return ServiceFacts(None, self._site)
-        if pool_name not in self._members:
-            self._members[pool_name] = members(pool, self._pools, self._nodes)
-        nodes = self._with_holdings(self._members[pool_name])
-        return ServiceFacts(PoolFacts(pool, nodes), self._site, self._own_cards(pods, nodes))
+        facts = self._pool_facts(pool)
+        return ServiceFacts(facts, self._site, self._own_cards(pods, facts.nodes))
 
     def held_by(self, pods: Iterable[Resource]) -> dict[str, int]:
         """The extended resources that these pods hold together."""
@@ -77,6 +77,16 @@ class Facts:
         holders = {key for key, cards in held if cards and key not in own}
         return tuple(f"{key.namespace}/{key.name}" for key in sorted(holders))
 
+    def _pool_facts(self, pool: NPUPool) -> PoolFacts:
+        name, pods_seen = pool.metadata.name, self._cache.version(kinds.POD.name)
+        if name not in self._members:
+            self._members[name] = members(pool, self._pools, self._nodes)
+        if pods_seen != self._pods_seen:
+            self._with_cards, self._pods_seen = {}, pods_seen
+        if name not in self._with_cards:
+            self._with_cards[name] = PoolFacts(pool, self._with_holdings(self._members[name]))
+        return self._with_cards[name]
+
     def _refresh(self) -> None:
         seen = (self._cache.version(names.POOL_KIND), self._cache.version(kinds.NODE.name))
         if seen == self._seen:
@@ -87,7 +97,7 @@ class Facts:
         # A pod may hold other devices than cards. A pool may state a name of its own for cards.
         self._card_names = {node.name: self._stated.union(resource_of((node,))) for node in self._nodes}
         self._holding = {node.name: node for node in self._nodes}
-        self._members = {}
+        self._members, self._with_cards = {}, {}
         self._seen = seen
 
     def _with_holdings(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:

@@ -7,10 +7,11 @@ write, so that the next reconcile doesn't act on what was before it.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from glm5_operator.api import names
 from glm5_operator.kube import errors, kinds, managed
@@ -211,6 +212,6 @@ def _owned(manifest: Manifest, owner: Resource) -> Manifest:
         "controller": True, "blockOwnerDeletion": True,
     }  # fmt: skip
     complete = {**manifest, "metadata": {**metadata, "ownerReferences": [reference]}}
-    digest = hashlib.sha256(json.dumps(complete, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(orjson.dumps(complete, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
     annotations = {**(metadata.get("annotations") or {}), names.DESIRED_HASH_ANNOTATION: digest}
     return {**complete, "metadata": {**complete["metadata"], "annotations": annotations}}

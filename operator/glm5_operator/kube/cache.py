@@ -9,9 +9,10 @@ heartbeats of nodes, most of a pod's spec, and of pods of others everything but 
 
 from __future__ import annotations
 
-import json
 from collections import Counter, OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from glm5_operator.api import names
 from glm5_operator.kube import kinds
@@ -136,12 +137,12 @@ class Cache:
         metadata = resource["metadata"]
         version = str(metadata.get("resourceVersion", ""))
         old = self._entries[key.kind].get(key)
-        if _number(version) < self._oldest_wanted(key) or (old is not None and _number(version) < _number(old.version)):
+        if _number(version) <= self._graves.get(key, -1) or (old is not None and _number(version) < _number(old.version)):
             return False
         if old is not None and version == old.version:
             return False  # most of what a watch brings after our own writes, and all of what a list brings: worth not encoding it
         slim = _slim(key.kind, resource)
-        raw = json.dumps(slim, separators=(",", ":")).encode()
+        raw = orjson.dumps(slim, option=orjson.OPT_SORT_KEYS)  # lists and watches order the fields differently
         if old is not None and old.raw == raw:
             old.version = version
             return False
@@ -165,8 +166,6 @@ class Cache:
         old = self._entries[key.kind].get(key)
         if old is not None and version < _number(old.version):
             return False  # late news of a predecessor with the same name
-        if old is not None and version == _number(old.version) and key.kind == kinds.POD.name and _is_ours(resource) != bool(old.group):
-            return False  # it didn't go: it got or lost our label, and left the one watch when it entered the other
         if old is None and key.kind == kinds.POD.name and not (_is_ours(resource) or _devices_of(resource.get("spec") or {})):
             return False  # most pods of a cluster: no older state of it could be kept either, so there is nothing to remember
         self._graves[key] = max(version, self._graves.get(key, 0))
@@ -199,10 +198,6 @@ class Cache:
             del self._entries[kind][key]
         return gone
 
-    def _oldest_wanted(self, key: Key) -> int:
-        """What is older is from before the object's deletion. A pod that changes from one watch to the other has its deletion's version."""
-        return self._graves.get(key, -1) + (key.kind != kinds.POD.name)
-
     def _group(self, group: Group) -> Resources:
         return [_decode(self._entries[key.kind][key]) for key in sorted(self._groups.get(group, ()))]
 
@@ -232,7 +227,7 @@ def controller_of(resource: Resource) -> Mapping[str, Any] | None:
 
 
 def _decode(entry: _Entry) -> Resource:
-    resource: dict[str, Any] = json.loads(entry.raw)
+    resource: dict[str, Any] = orjson.loads(entry.raw)
     resource["metadata"]["resourceVersion"] = entry.version
     return resource
 

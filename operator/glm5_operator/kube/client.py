@@ -8,7 +8,6 @@ of for nothing, since planning works on plain JSON.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import ssl
@@ -19,6 +18,7 @@ from urllib.parse import urlencode
 from urllib.request import getproxies_environment
 
 import aiohttp
+import orjson
 import yaml
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
@@ -240,7 +240,7 @@ _METHODS: Final[Mapping[str, str]] = {
 
 def _decode(raw: bytes) -> Json | None:
     try:
-        decoded = json.loads(raw)
+        decoded = orjson.loads(raw)
     except ValueError:
         return None
     return decoded if isinstance(decoded, dict) else None

@@ -6,9 +6,21 @@ One table: the client builds paths from it, `app` its watches, the relist its li
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from glm5_operator.api import names
+
+
+class Feed(StrEnum):
+    """How news of a kind arrive; lists (`relist`) complete what watches bring."""
+
+    KOPF = "kopf"
+    """What users write."""
+    STREAM = "stream"
+    """What the cluster writes back (`stream`): many times as much, and kopf takes several times the CPU (docs/decisions/0009)."""
+    LISTS = "lists"
+    """By lists only: it hardly ever changes by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +28,9 @@ class Kind:
     """One kind.
 
     Attributes:
-        watched: news arrive by watch. The others are only listed (`relist`): they hardly ever change by themselves, and each watched
-            object costs about as much CPU as a reconcile.
+        feed: how news arrive.
         cached: kept in the cache at all.
         selector: label selector for watches and lists.
-        watch_selector: likewise for kopf's watch, where that is to see less than lists do.
     """
 
     name: str
@@ -28,10 +38,14 @@ class Kind:
     version: str
     plural: str
     namespaced: bool = True
-    watched: bool = False
+    feed: Feed = Feed.LISTS
     cached: bool = True
     selector: str = ""
-    watch_selector: str = ""
+
+    @property
+    def watched(self) -> bool:
+        """News arrive at once."""
+        return self.feed is not Feed.LISTS
 
     @property
     def api_version(self) -> str:
@@ -47,14 +61,13 @@ class Kind:
 
 _OURS: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY},{names.SERVICE_LABEL}"
 
-SERVICE: Final = Kind(names.SERVICE_KIND, names.GROUP, names.VERSION, names.SERVICE_PLURAL, watched=True)
-POOL: Final = Kind(names.POOL_KIND, names.GROUP, names.VERSION, names.POOL_PLURAL, namespaced=False, watched=True)
-NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False, watched=True)
-POD: Final = Kind("Pod", "", "v1", "pods", watched=True, watch_selector=names.SERVICE_LABEL)
-"""Listed without a selector: pods of others hold cards too, and no label or field tells which. The cache keeps only those that do, and
-`strangers` watches them."""
-DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments", watched=True, selector=_OURS)
-CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", watched=True, selector=_OURS)
+SERVICE: Final = Kind(names.SERVICE_KIND, names.GROUP, names.VERSION, names.SERVICE_PLURAL, feed=Feed.KOPF)
+POOL: Final = Kind(names.POOL_KIND, names.GROUP, names.VERSION, names.POOL_PLURAL, namespaced=False, feed=Feed.KOPF)
+NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False, feed=Feed.STREAM)
+POD: Final = Kind("Pod", "", "v1", "pods", feed=Feed.STREAM)
+"""Without a selector: pods of others hold cards too, and no label or field tells which. Of theirs the cache keeps only those that do."""
+DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments", feed=Feed.STREAM, selector=_OURS)
+CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", feed=Feed.STREAM, selector=_OURS)
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
 DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
 EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events", cached=False)
@@ -67,8 +80,7 @@ ALL: Final = (
 CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET)
 """What `plan` makes, and nothing besides: the rights follow from it (tests/unit/kube/test_rights.py)."""
 CACHED: Final = tuple(kind for kind in ALL if kind.cached)
+BY_KOPF: Final = tuple(kind for kind in ALL if kind.feed is Feed.KOPF)
+STREAMED: Final = tuple(kind for kind in ALL if kind.feed is Feed.STREAM)
 WATCHED: Final = tuple(kind for kind in ALL if kind.watched)
-OTHERS: Final = "Pod of others"
-"""Name of `strangers`' watch, which lives and dies apart from kopf's of our pods."""
-OTHERS_SELECTOR: Final = f"!{names.SERVICE_LABEL}"
 BY_NAME: Final = {kind.name: kind for kind in ALL}

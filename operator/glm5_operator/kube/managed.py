@@ -6,15 +6,17 @@ A desired hash alone can't tell: a foreign JSON patch may remove a field and lea
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from glm5_operator.api import names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from glm5_operator.kube.types import Resource
 
 _IDENTITY: Final = frozenset({"apiVersion", "kind"})
@@ -50,14 +52,16 @@ def holds(live: object, desired: object, name: str = "", *, quantity: bool = Fal
     each desired item must be held by some live item. Lists of plain values are atomic and must be equal. `name` is the field's;
     with `quantity` the value may be written in other units.
     """
+    if live == desired:
+        return True  # most of what is compared, and quickly
     if live is None and _is_omitted(name, desired):
         return True
     if desired in ("", 0) and isinstance(live, str | int) and live in _DEFAULTED.get(name, ()):
         return True
     quantity = quantity or name in _QUANTITIES
-    if isinstance(desired, Mapping):
-        return isinstance(live, Mapping) and all(
-            holds(live.get(field), value, field, quantity=quantity and not isinstance(value, Mapping | list))
+    if isinstance(desired, dict):
+        return isinstance(live, dict) and all(
+            holds(live.get(field), value, field, quantity=quantity and not isinstance(value, dict | list))
             for field, value in desired.items()
         )
     if isinstance(desired, list):
@@ -65,10 +69,10 @@ def holds(live: object, desired: object, name: str = "", *, quantity: bool = Fal
             return not live
         if not isinstance(live, list):
             return False
-        if all(isinstance(item, Mapping) for item in desired):
+        if all(isinstance(item, dict) for item in desired):
             return all(any(holds(candidate, item) for candidate in live) for item in desired)
-        return live == desired
-    return desired is None or live == desired or (quantity and _same_quantity(live, desired))
+        return False
+    return desired is None or (quantity and _same_quantity(live, desired))
 
 
 def _is_omitted(name: str, value: object) -> bool:
@@ -137,14 +141,12 @@ def _covers(fields: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
 def _covers_value(owned: Mapping[str, Any], value: object) -> bool:
     if not owned:
         return True  # a leaf, or owned as a whole
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return _covers(owned, value)
     if isinstance(value, list):
         entries = _list_entries(owned)
         return all(
-            any(_matches(key, item) and _covers_value(fields, item) for key, fields in entries)
-            for item in value
-            if isinstance(item, Mapping)
+            any(_matches(key, item) and _covers_value(fields, item) for key, fields in entries) for item in value if isinstance(item, dict)
         )
     return True
 
@@ -153,13 +155,13 @@ def _touches(fields: Mapping[str, Any], desired: object, live: object, name: str
     """Some field of `fields` is desired, and its live value isn't the desired one."""
     if holds(live, desired, name, quantity=quantity):
         return False
-    if not fields or not isinstance(desired, Mapping | list):
+    if not fields or not isinstance(desired, dict | list):
         return True
-    if isinstance(desired, Mapping):
+    if isinstance(desired, dict):
         return any(
             f"f:{field}" in fields
             and _touches(
-                fields[f"f:{field}"], value, live.get(field) if isinstance(live, Mapping) else None, field, quantity=name in _QUANTITIES
+                fields[f"f:{field}"], value, live.get(field) if isinstance(live, dict) else None, field, quantity=name in _QUANTITIES
             )
             for field, value in desired.items()
         )
@@ -175,12 +177,12 @@ def _touches(fields: Mapping[str, Any], desired: object, live: object, name: str
 
 def _list_entries(owned: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """(key fields, owned fields) of each item of a map-like list: `k:{"name":"engine"}` → {...}."""
-    return [(json.loads(name[2:]), fields) for name, fields in owned.items() if name.startswith("k:")]
+    return [(orjson.loads(name[2:]), fields) for name, fields in owned.items() if name.startswith("k:")]
 
 
 def _matches(key: Mapping[str, Any], item: object) -> bool:
     """The item is the one that the key means; a key field that the item leaves out is a server default (`protocol: TCP`)."""
-    return isinstance(item, Mapping) and all(item.get(name, value) == value for name, value in key.items())
+    return isinstance(item, dict) and all(item.get(name, value) == value for name, value in key.items())
 
 
 def _same_quantity(live: object, desired: object) -> bool:

@@ -78,20 +78,22 @@ class Relist:
                 self._wake.set()
 
     async def _list_pending(self) -> bool:
-        for kind in self._kinds:
-            if kind.name not in self._pending:
-                continue
-            self._pending.discard(kind.name)
-            try:
-                await self._list(kind)
-            except errors.KubeError as error:
-                log.warning("%s can't be listed: %s", kind.plural, error)
-                self._pending.add(kind.name)
-                continue
-            self._never.discard(kind.name)
+        """All of them side by side: while one waits for the server, another is taken in. False when some have to be tried again."""
+        pending, self._pending = self._pending, set()
+        done = await asyncio.gather(*(self._try(kind) for kind in self._kinds if kind.name in pending))
         if not self._never:
             self._warm.set()
-        return not self._pending
+        return all(done)
+
+    async def _try(self, kind: Kind) -> bool:
+        try:
+            await self._list(kind)
+        except errors.KubeError as error:
+            log.warning("%s can't be listed: %s", kind.plural, error)
+            self._pending.add(kind.name)
+            return False
+        self._never.discard(kind.name)
+        return True
 
     async def _list(self, kind: Kind) -> None:
         first = kind.name in self._never

@@ -1,8 +1,8 @@
 """The kopf side: which watches run, with which timeouts, through which connections.
 
-Built by `app`. kopf gives the watch streams with their reconnects; everything else of it is off: no state in annotations, no finalizers,
-no peering, no Events, no CRD or namespace watches. Its handlers are one `on.event` for each kind, which hands the raw object on.
-kopf's own indices aren't used: they would call a second handler for each event and keep the objects as dicts.
+Built by `app`. kopf watches our own kinds, `stream` the rest. Of kopf only the watch streams with their reconnects are on: no state in
+annotations, no finalizers, no peering, no Events, no CRD or namespace watches. Its handlers are one `on.event` for each kind, which hands
+the raw object on. kopf's own indices aren't used: they would call a second handler for each event and keep the objects as dicts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import kopf
 from kubernetes.aio.client.rest import RESTClientObject
 
 from glm5_operator.api import names
-from glm5_operator.kube import kinds as all_kinds
 from glm5_operator.kube.client import uses_proxy
 
 if TYPE_CHECKING:
@@ -92,8 +91,8 @@ def settings_for(api: Api, watch: Watch, kinds: Iterable[Kind]) -> kopf.Operator
     settings.watching.connect_timeout = api.connect_timeout
     settings.watching.chunk_size = api.page_size
     for kind in kinds:
-        if selector := kind.watch_selector or kind.selector:
-            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
+        if kind.selector:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
     return settings
 
 
@@ -122,7 +121,7 @@ def _handler(kind: Kind, news: Callable[[Kind, str | None, Mapping[str, Any]], N
 
 
 class WatchSession:
-    """The HTTP session that kopf (and `strangers`) watch through, with eyes on it.
+    """The HTTP session that kopf and `stream` watch through, with eyes on it.
 
     kopf shows neither bookmarks nor reconnects to handlers, so a quiet kind and a dead watch look the same from there.
     Requests tell them apart: each watch is opened anew after `server_timeout`, and that counts as a sign of life.
@@ -178,8 +177,7 @@ class WatchSession:
         self._metrics.api_requests.labels("watch" if watch else "list", kind, str(params.response.status)).inc()
         if not kind or params.response.status >= 300:
             return
-        others = params.url.query.get("labelSelector") == all_kinds.OTHERS_SELECTOR
-        self._opened(all_kinds.OTHERS if others else kind, _namespace_of(params.url.path))
+        self._opened(kind, _namespace_of(params.url.path))
         if not watch and "continue" not in params.url.query:
             self._listed(kind)
 

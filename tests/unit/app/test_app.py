@@ -13,7 +13,6 @@ from kubernetes.aio.client.configuration import Configuration
 
 from glm5_operator import app
 from glm5_operator.app import Operator
-from glm5_operator.kube import kinds
 from glm5_operator.kube.client import Client
 from glm5_operator.kube.parts import Controllers
 from glm5_operator.kube.types import Key
@@ -38,19 +37,6 @@ async def operator() -> AsyncIterator[Operator]:
     made.staff(Controllers({}, {}))
     yield made
     await client.close()
-
-
-async def test_a_dead_watch_of_our_pods_does_not_hide_behind_the_pods_of_others(operator: Operator) -> None:
-    for watch in (kinds.POD.name, kinds.OTHERS):
-        operator.health.expect(watch, time.monotonic() - 100)
-
-    operator.news_of_others(kinds.POD, "ADDED", POD)
-
-    ages = operator.health.watch_ages(time.monotonic())
-    assert ages["Pod",] > 99
-    assert ages["Pod of others",] < 50
-    operator.news(kinds.POD, "ADDED", POD)
-    assert operator.health.watch_ages(time.monotonic())["Pod",] < 50
 
 
 async def test_what_ends_kopf_is_told_as_it_is(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:

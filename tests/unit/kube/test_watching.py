@@ -28,22 +28,6 @@ async def test_a_watch_that_is_opened_is_told_with_its_kind_and_namespace(api: F
     assert listed == ["Node"]
 
 
-async def test_the_watch_of_pods_of_others_lives_for_itself(api: FakeApi, metrics: Metrics) -> None:
-    api.answers["GET"] = (200, {"metadata": {"resourceVersion": "1"}, "items": []}, {})
-    opened: list[tuple[str, str]] = []
-    listed: list[str] = []
-    session = WatchSession(Configuration(host=api.url), metrics, kinds.WATCHED, lambda *watch: opened.append(watch), listed.append)
-    http: Any = session.login().aiohttp_session
-
-    for query in ({"limit": "1"}, {"watch": "true"}):
-        async with http.get(f"{api.url}/api/v1/namespaces/team/pods", params={**query, "labelSelector": kinds.OTHERS_SELECTOR}) as answer:
-            assert answer.status == 200
-    await session.close()
-
-    assert opened == [("Pod of others", "team")] * 2
-    assert listed == ["Pod"]
-
-
 async def test_a_refused_watch_is_no_sign_of_life(api: FakeApi, metrics: Metrics) -> None:
     api.answers["GET"] = (403, {}, {})
     opened: list[tuple[str, str]] = []

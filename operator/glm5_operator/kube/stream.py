@@ -1,24 +1,21 @@
-"""Watches the pods that aren't ours, for the cards they hold.
+"""Watches the kinds that kopf doesn't: what the cluster writes back, in large numbers.
 
-Run by `app` beside kopf, through a session of `WatchSession`. Not by kopf: a cluster has thousands of pods that hold no card, and kopf
-takes three times the CPU for each of their events (docs/decisions/0009). What was there before the watch began is the relist's, which is
-asked for it.
+Run by `app` beside kopf, through a session of `WatchSession`. Not by kopf: it takes several times the CPU for each event, and a cluster
+has thousands of pods that aren't ours (docs/decisions/0009). What was there before a watch began is the relist's, which is asked for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
-
-from glm5_operator.kube import kinds
+import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from glm5_operator.kube.kinds import Kind
     from glm5_operator.settings import Watch
@@ -41,28 +38,36 @@ class _StreamError(Exception):
 class _Place:
     """Where a watch is: what it watches, and the version to go on from; without one it begins at the newest."""
 
+    kind: Kind
     url: str
     version: str = ""
 
+    def query(self, **more: str) -> dict[str, str]:
+        return more | ({"labelSelector": self.kind.selector} if self.kind.selector else {})
 
-class Strangers:
-    """One endless watch for each namespace, or one of the whole cluster."""
+
+class Streams:
+    """One endless watch of each kind: of the whole cluster, or for kinds in namespaces one in each of `namespaces`."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         server: str,
         settings: Watch,
+        kinds: Iterable[Kind],
         namespaces: tuple[str, ...],
         *,
         news: Callable[[Kind, str | None, Mapping[str, Any]], None],
-        malformed: Callable[[], None] = lambda: None,
+        malformed: Callable[[Kind], None] = lambda _: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._session = session
-        self._server = server
         self._settings = settings
-        self._namespaces = namespaces
+        self._places = [
+            _Place(kind, server + kind.path(namespace))
+            for kind in kinds
+            for namespace in (namespaces if kind.namespaced and namespaces else ("",))
+        ]
         self._news = news
         self._malformed = malformed
         self._sleep = sleep
@@ -72,11 +77,11 @@ class Strangers:
     async def run(self) -> None:
         """Watch until cancelled; no trouble with the API server ends it."""
         async with asyncio.TaskGroup() as group:
-            for namespace in self._namespaces or ("",):
-                group.create_task(self._follow(namespace), name=f"pods of others {namespace}")
+            for place in self._places:
+                group.create_task(self._follow(place), name=f"watch {place.url}")
 
-    async def _follow(self, namespace: str) -> None:
-        place, failures, loop = _Place(self._server + kinds.POD.path(namespace)), 0, asyncio.get_running_loop()
+    async def _follow(self, place: _Place) -> None:
+        failures, loop = 0, asyncio.get_running_loop()
         while True:
             began = loop.time()
             if await self._watched(place) and loop.time() - began >= _SHORT:
@@ -93,44 +98,42 @@ class Strangers:
             await self._stream(place)
         except _TooOldError:
             place.version = ""
-            log.info("the watch of pods of others lagged behind and begins anew")
+            log.info("the watch of %s lagged behind and begins anew", place.kind.plural)
         except TimeoutError:
-            log.info("the watch of pods of others was silent for too long and is opened anew")
+            log.info("the watch of %s was silent for too long and is opened anew", place.kind.plural)
         except (_StreamError, aiohttp.ClientError, OSError, ValueError) as error:
-            log.warning("pods of others can't be watched: %s", error)
-        except Exception:  # whatever anybody's pod holds, it ends no process; one that is in the way for long is left to the relist
-            log.exception("an event of pods of others can't be read; the watch is opened anew")
-            self._malformed()
+            log.warning("%s can't be watched: %s", place.kind.plural, error)
+        except Exception:  # whatever an object holds, it ends no process; one that is in the way for long is left to the relist
+            log.exception("an event of %s can't be read; the watch is opened anew", place.kind.plural)
+            self._malformed(place.kind)
         else:
             return True
         return False
 
-    async def _newest(self, url: str) -> str:
+    async def _newest(self, place: _Place) -> str:
         """The version as of now. `WatchSession` sees a list and asks for a relist, which brings what is there already."""
-        query = {"limit": "1", "labelSelector": kinds.OTHERS_SELECTOR}
-        async with self._session.get(url, params=query, timeout=self._timeout, raise_for_status=True) as answer:
+        async with self._session.get(place.url, params=place.query(limit="1"), timeout=self._timeout, raise_for_status=True) as answer:
             return str((await answer.json())["metadata"]["resourceVersion"])
 
     async def _stream(self, place: _Place) -> None:
         """Hand on what happens until the server ends the watch. `place` moves on with each event: no end makes us hear one twice."""
-        place.version = place.version or await self._newest(place.url)
-        query = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "labelSelector": kinds.OTHERS_SELECTOR,
-            "resourceVersion": place.version,
-            "timeoutSeconds": str(self._settings.server_timeout),
-        }
+        place.version = place.version or await self._newest(place)
+        query = place.query(
+            watch="true",
+            allowWatchBookmarks="true",
+            resourceVersion=place.version,
+            timeoutSeconds=str(self._settings.server_timeout),
+        )
         async with self._session.get(place.url, params=query, timeout=self._timeout) as answer:
             if answer.status == 410:
                 raise _TooOldError
             answer.raise_for_status()
             async for line in _lines(answer.content):
-                event = json.loads(line)
+                event = orjson.loads(line)
                 if event["type"] == "ERROR":
                     raise _TooOldError if event["object"].get("code") == 410 else _StreamError(event["object"].get("message"))
                 if event["type"] != "BOOKMARK":
-                    self._news(kinds.POD, event["type"], event["object"])
+                    self._news(place.kind, event["type"], event["object"])
                 place.version = event["object"]["metadata"]["resourceVersion"]
 
 

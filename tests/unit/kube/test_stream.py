@@ -1,4 +1,4 @@
-"""The watch of pods that aren't ours. Faked: the API server, as a script of its answers on loopback."""
+"""The watches that kopf doesn't have. Faked: the API server, as a script of its answers on loopback."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from glm5_operator.kube import strangers
+from glm5_operator.kube import kinds, stream
 from glm5_operator.kube.kinds import Kind
-from glm5_operator.kube.strangers import Strangers
+from glm5_operator.kube.stream import Streams
 from glm5_operator.settings import Watch
 
 Json = dict[str, Any]
@@ -29,13 +29,14 @@ class Server:
 
     watches: list[int | list[Json | str]]
     asked: list[str] = field(default_factory=list)
+    selectors: list[str | None] = field(default_factory=list)
     seen: list[tuple[str | None, str]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     malformed: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        assert request.query["labelSelector"] == "!glm5.dev/service"
+        self.selectors.append(request.query.get("labelSelector"))
         if "watch" not in request.query:
             self.asked.append(f"list limit={request.query['limit']}")
             return web.json_response({"metadata": {"resourceVersion": "100"}, "items": []})
@@ -46,24 +47,24 @@ class Server:
         answer = self.watches.pop(0)
         if isinstance(answer, int):
             return web.Response(status=answer)
-        stream = web.StreamResponse()
-        await stream.prepare(request)
+        response = web.StreamResponse()
+        await response.prepare(request)
         for item in answer:
-            await stream.write((item if isinstance(item, str) else json.dumps(item)).encode() + b"\n")
-        return stream
+            await response.write((item if isinstance(item, str) else json.dumps(item)).encode() + b"\n")
+        return response
 
     def news(self, kind: Kind, what: str | None, resource: Json) -> None:
-        assert kind.name == "Pod"
+        assert kind.name == resource["kind"]
         self.seen.append((what, resource["metadata"]["name"]))
 
-    def count(self) -> None:
-        self.malformed += 1
+    def count(self, kind: Kind) -> None:
+        self.malformed += kind is kinds.POD
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
 
-async def followed(server: Server, namespaces: tuple[str, ...] = ()) -> Server:
+async def followed(server: Server, *namespaces: str, watched: Kind = kinds.POD) -> Server:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", server.handle)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
@@ -72,8 +73,8 @@ async def followed(server: Server, namespaces: tuple[str, ...] = ()) -> Server:
     await site.start()
     async with aiohttp.ClientSession() as session:
         address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        watch = Strangers(session, address, Watch(), namespaces, news=server.news, malformed=server.count, sleep=server.sleep)
-        task = asyncio.create_task(watch.run())
+        watches = Streams(session, address, Watch(), (watched,), namespaces, news=server.news, malformed=server.count, sleep=server.sleep)
+        task = asyncio.create_task(watches.run())
         async with asyncio.timeout(10):
             await server.done.wait()
         assert not task.done()
@@ -122,7 +123,7 @@ async def test_a_watch_that_ends_at_once_is_not_opened_at_once(server: Server, e
 
 
 async def test_a_watch_that_ended_as_usual_is_opened_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_SHORT", 0.0)
+    monkeypatch.setattr(stream, "_SHORT", 0.0)
     server.watches = [[], 500, [], 500]
 
     await followed(server)
@@ -157,9 +158,27 @@ async def test_trouble_of_the_server_ends_nothing(server: Server) -> None:
 
 
 async def test_an_operator_of_some_namespaces_watches_those(server: Server) -> None:
-    await followed(server, ("lab",))
+    await followed(server, "lab")
 
     assert server.asked == ["list limit=1", "watch /api/v1/namespaces/lab/pods from 100"]
+
+
+async def test_kinds_of_the_cluster_are_watched_as_a_whole_by_an_operator_of_some_namespaces_too(server: Server) -> None:
+    await followed(server, "lab", "prod", watched=kinds.NODE)
+
+    assert server.asked == ["list limit=1", "watch /api/v1/nodes from 100"]
+
+
+async def test_of_what_the_operator_makes_only_its_own_is_watched(server: Server) -> None:
+    await followed(server, watched=kinds.DEPLOYMENT)
+
+    assert server.selectors == ["app.kubernetes.io/managed-by=glm5-operator,glm5.dev/service"] * 2
+
+
+async def test_pods_are_watched_whosever_they_are(server: Server) -> None:
+    await followed(server)
+
+    assert server.selectors == [None, None]
 
 
 async def test_a_pod_as_big_as_the_server_takes_is_read(server: Server) -> None:
