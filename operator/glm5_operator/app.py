@@ -32,6 +32,7 @@ from glm5_operator.kube.queue import Backoff, WorkQueue
 from glm5_operator.kube.relist import Relist
 from glm5_operator.kube.stream import Streams
 from glm5_operator.kube.watching import WatchSession, registry_for, settings_for
+from glm5_operator.kube.wire import allow_depth
 from glm5_operator.kube.workers import Workers
 from glm5_operator.metrics import Metrics
 
@@ -174,6 +175,7 @@ async def run(
     settings: Settings, build: Callable[[Parts], Controllers], lost: Callable[[Exception], NoReturn], kubeconfig: str | None = None
 ) -> None:
     """Run until SIGTERM or SIGINT. `lost` is called when the lease is lost, and must end the process at once."""
+    allow_depth()
     metrics = Metrics()
     lease_client = Client(await load_configuration(kubeconfig), settings.api, metrics)
     client = Client(await load_configuration(kubeconfig), settings.api, metrics)

@@ -162,7 +162,15 @@ class ApiObject(Model):
 
 def faults_of(error: ValidationError) -> tuple[tuple[str, str], ...]:
     """Each fault as (path, what is wrong), in words that follow a path."""
-    return tuple((_path(fault["loc"]), _sentence(fault["msg"])) for fault in error.errors(include_url=False, include_input=False))
+    return tuple(
+        _fault(details["type"], details["loc"], details["msg"]) for details in error.errors(include_url=False, include_input=False)
+    )
+
+
+def _fault(kind: str, location: tuple[int | str, ...], message: str) -> tuple[str, str]:
+    if kind == "recursion_depth_exceeded":  # pydantic ends at 255 levels, and names them all
+        return _path(location[:2]), "is nested too deeply to be read; take out what no pod has"
+    return _path(location), _sentence(message)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

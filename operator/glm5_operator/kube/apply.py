@@ -11,12 +11,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from glm5_operator.api import names
 from glm5_operator.kube import errors, kinds, managed
 from glm5_operator.kube.cache import Cache, controller_of
 from glm5_operator.kube.types import ApiFailure, Applied, Key, Manifest, Resource, key_of
+from glm5_operator.kube.wire import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,6 +211,6 @@ def _owned(manifest: Manifest, owner: Resource) -> Manifest:
         "controller": True, "blockOwnerDeletion": True,
     }  # fmt: skip
     complete = {**manifest, "metadata": {**metadata, "ownerReferences": [reference]}}
-    digest = hashlib.sha256(orjson.dumps(complete, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+    digest = hashlib.sha256(encode(complete)).hexdigest()[:16]
     annotations = {**(metadata.get("annotations") or {}), names.DESIRED_HASH_ANNOTATION: digest}
     return {**complete, "metadata": {**complete["metadata"], "annotations": annotations}}

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from glm5_operator.api import names
 from glm5_operator.kube import kinds
 from glm5_operator.kube.types import Key, Resource, key_of
+from glm5_operator.kube.wire import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,7 +141,7 @@ class Cache:
         if old is not None and version == old.version:
             return False  # most of what a watch brings after our own writes, and all of what a list brings: worth not encoding it
         slim = _slim(key.kind, resource)
-        raw = orjson.dumps(slim, option=orjson.OPT_SORT_KEYS)  # lists and watches order the fields differently
+        raw = encode(slim)  # sorted: lists and watches order the fields differently
         if old is not None and old.raw == raw:
             old.version = version
             return False
@@ -227,7 +226,7 @@ def controller_of(resource: Resource) -> Mapping[str, Any] | None:
 
 
 def _decode(entry: _Entry) -> Resource:
-    resource: dict[str, Any] = orjson.loads(entry.raw)
+    resource: dict[str, Any] = decode(entry.raw)
     resource["metadata"]["resourceVersion"] = entry.version
     return resource
 

@@ -18,7 +18,6 @@ from urllib.parse import urlencode
 from urllib.request import getproxies_environment
 
 import aiohttp
-import orjson
 import yaml
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
@@ -27,6 +26,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from glm5_operator.api import names
 from glm5_operator.kube import errors, kinds
+from glm5_operator.kube.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -240,7 +240,7 @@ _METHODS: Final[Mapping[str, str]] = {
 
 def _decode(raw: bytes) -> Json | None:
     try:
-        decoded = orjson.loads(raw)
+        decoded = decode(raw)
     except ValueError:
         return None
     return decoded if isinstance(decoded, dict) else None

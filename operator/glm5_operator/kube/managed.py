@@ -10,9 +10,8 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from glm5_operator.api import names
+from glm5_operator.kube.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,7 +176,7 @@ def _touches(fields: Mapping[str, Any], desired: object, live: object, name: str
 
 def _list_entries(owned: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """(key fields, owned fields) of each item of a map-like list: `k:{"name":"engine"}` → {...}."""
-    return [(orjson.loads(name[2:]), fields) for name, fields in owned.items() if name.startswith("k:")]
+    return [(decode(name[2:].encode()), fields) for name, fields in owned.items() if name.startswith("k:")]
 
 
 def _matches(key: Mapping[str, Any], item: object) -> bool:

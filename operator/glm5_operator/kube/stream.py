@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
-import orjson
+
+from glm5_operator.kube.wire import decode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -129,7 +130,7 @@ class Streams:
                 raise _TooOldError
             answer.raise_for_status()
             async for line in _lines(answer.content):
-                event = orjson.loads(line)
+                event = decode(line)
                 if event["type"] == "ERROR":
                     raise _TooOldError if event["object"].get("code") == 410 else _StreamError(event["object"].get("message"))
                 if event["type"] != "BOOKMARK":
