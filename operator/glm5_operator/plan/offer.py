@@ -6,6 +6,7 @@ Called by service and pool planning. A pool that can't be planned on is a Findin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from glm5_operator.plan import findings
@@ -19,21 +20,21 @@ if TYPE_CHECKING:
     from glm5_operator.plan.facts import NodeFacts, PoolFacts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Offer:
-    """A pool that pods can be planned on."""
+    """A pool that pods can be planned on. What all its nodes tell together is counted once: a pool may have a thousand."""
 
     pool: NPUPool
     resource: str
     product: Product | None
     nodes: tuple[NodeFacts, ...]
 
-    @property
+    @cached_property
     def largest_node(self) -> int:
         """Cards of the node with the most."""
         return max((node.allocatable.get(self.resource, 0) for node in self.nodes), default=0)
 
-    @property
+    @cached_property
     def card_bytes(self) -> int:
         """Memory of the smallest card: a replica may land on any node."""
         return min(card_bytes(node.labels) for node in self.nodes)
