@@ -13,6 +13,8 @@ N ?= 1000
 export OMP_NUM_THREADS ?= 1
 export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 export CLUSTER
+# Tests start hundreds of processes, and without stored bytecode each would compile what it imports (torch: seconds).
+unexport PYTHONDONTWRITEBYTECODE
 # uv and the other programs of the environment are found by name.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 

@@ -318,7 +318,7 @@ def append(n: int, versions: str, results: list[Round], requests: list[Counter[R
     page = ROOT / "docs" / "benchmarks.md"
     lines = [f"\n## Control plane, {n} services, {datetime.date.today().isoformat()}\n"]
     lines += [f"{machine()}; {versions}; {len(results)} rounds\n", "| figure | median | least | most |", "|---|---|---|---|"]
-    for key in asdict(results[0]):
+    for key in [key for key in asdict(results[0]) if key != "n"]:
         values = [getattr(r, key) for r in results]
         lines.append(f"| {key} | {statistics.median(values):.3g} | {min(values):.3g} | {max(values):.3g} |")
     lines += ["\n| request of the operator | a service, median | least | most |", "|---|---|---|---|"]

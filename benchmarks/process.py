@@ -51,4 +51,4 @@ def machine() -> str:
     memory = next(int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     size = f"{os.cpu_count()} x {model}, {memory / 2**20:.0f} GB"
-    return f"{size}, Linux {platform.release()}, Python {platform.python_version()}, commit {commit}"
+    return f"{size}, Linux {'.'.join(platform.release().split('.')[:2])}, Python {platform.python_version()}, commit {commit}"
