@@ -66,6 +66,7 @@ class ServeArguments(BaseModel):
     drain_timeout: Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=86_400)] = 300.0
     chat_template: str = "auto"
     model_version: Literal["5", "5.1", "5.2", "5.3"] | None = None
+    prefix_cache: Literal["on", "off"] = "on"
     seed: int = Field(0, ge=0, le=2**63 - 1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -205,6 +206,9 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
             help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
         ),
     ] = None,
+    prefix_cache: Annotated[
+        Text, typer.Option(metavar="on|off", help="Compute the beginning that prompts have in common once. [default: on]")
+    ] = None,
     seed: Annotated[Text, typer.Option(metavar="N", help="Seed for requests that bring none. [default: 0]")] = None,
     log_level: Annotated[
         Text, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log. [default: info]")
@@ -271,6 +275,7 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         max_sequences=arguments.max_sequences,
         max_batched_tokens=arguments.max_batched_tokens,
         max_queue=arguments.max_queue,
+        prefix_cache=arguments.prefix_cache == "on",
         seed=arguments.seed,
     )
     return process.serve(settings, engine)

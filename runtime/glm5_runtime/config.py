@@ -282,6 +282,9 @@ class EngineConfig(BaseModel):
     cache_tokens: int | None = Field(
         None, ge=1, description="Tokens the cache holds. Default: all sequences at full length, or what half of the free memory holds."
     )
+    prefix_cache: bool = Field(
+        default=True, description="Requests that begin alike share the pages of their beginning instead of computing it again."
+    )
     seed: int = Field(0, ge=0, description="Start of the seeds of requests that bring none.")
 
     @model_validator(mode="after")

@@ -127,6 +127,8 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             step_tokens=tuple(self._step_tokens),
             step_tokens_sum=self._step_tokens_sum,
+            prefix_queries=self._scheduler.prefix_queries,
+            prefix_hits=self._scheduler.prefix_hits,
         )
 
     def _run(self) -> None:
@@ -244,11 +246,12 @@ class Engine:
         out_of_memory: bool = False,
     ) -> None:
         """Free what the sequence holds, then say the last word: who reads it finds the place free."""
-        self._release(sequence)
+        self._release(sequence, spoiled=reason is FinishReason.ERROR)
         _tell(sequence, choice, reason, error, out_of_memory=out_of_memory)
 
-    def _release(self, sequence: Sequence) -> None:
-        self._scheduler.remove(sequence)
+    def _release(self, sequence: Sequence, *, spoiled: bool = False) -> None:
+        """A sequence that failed leaves nothing that others might share: its rows may be what it failed of."""
+        self._scheduler.remove(sequence, spoiled=spoiled)
         with self._wake:
             self._unfinished -= 1
 

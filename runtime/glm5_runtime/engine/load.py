@@ -32,7 +32,9 @@ def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
     pages = -(-tokens // config.page_size)
     cache = KVCache.allocate(model_config, pages, config.page_size, device, dtype)
     log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, dtype) / 1e6)
-    scheduler = Scheduler(PagePool(pages), config.page_size, config.max_sequences, config.max_batched_tokens)
+    scheduler = Scheduler(
+        PagePool(pages), config.page_size, config.max_sequences, config.max_batched_tokens, prefix_cache=config.prefix_cache
+    )
     return Engine(model_config, config, Runner(decoder, cache, device), scheduler)
 
 

@@ -52,11 +52,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `id` is unique among the requests alive in the engine."""
+    """One prompt to continue. `id` is unique among the requests alive in the engine.
+
+    Requests share cached prefixes with those of the same `cache_salt` only.
+    """
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 One token budget a step. Running sequences come first, in order of admission, then waiting ones in order of arrival. A prompt takes what
 the budget leaves, and nobody is admitted behind one that isn't read to its end: so all running but the last are decoding, and a long
-prompt slows nobody's stream. When pages run out the newest running sequence gives its pages up and is computed again later (preemption
-by recompute). One sequence of full length always fits the cache, so the first in line always advances.
+prompt slows nobody's stream. Pages that hold a prompt's beginning already are shared instead of computed. When pages run out the newest
+running sequence gives its pages up and is computed again later (preemption by recompute). One sequence of full length always fits the
+cache, so the first in line always advances.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ class Step:
 class Scheduler:
     """Waiting and running sequences and their pages."""
 
-    def __init__(self, pool: PagePool, page_size: int, max_sequences: int, max_batched_tokens: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, max_sequences: int, max_batched_tokens: int, *, prefix_cache: bool = True) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
         self.pool = pool
         self._page_size = page_size
         self._max_sequences = max_sequences
         self._max_batched_tokens = max_batched_tokens
+        self._prefix_cache = prefix_cache
 
     @property
     def has_work(self) -> bool:
@@ -51,9 +55,13 @@ class Scheduler:
         """Queue a new sequence."""
         self.waiting.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or aborted sequence and free its pages at once."""
+    def remove(self, sequence: Sequence, *, spoiled: bool = False) -> None:
+        """Forget a finished or aborted sequence and free its pages at once; `spoiled`: what they hold is good for nobody."""
         (self.running if sequence in self.running else self.waiting).remove(sequence)
+        if spoiled:
+            self.pool.forget(sequence.pages)
+        else:
+            self._name_pages(sequence)
         self.pool.give_back(sequence.pages)
 
     def find(self, request_id: str) -> Sequence | None:
@@ -62,6 +70,8 @@ class Scheduler:
 
     def schedule(self) -> list[Step]:
         """The next step's work; empty only when there is none."""
+        for sequence in self.running:
+            self._name_pages(sequence)
         plan: list[Step] = []
         budget = self._max_batched_tokens
         for sequence in list(self.running):
@@ -79,13 +89,41 @@ class Scheduler:
         """
         while self.waiting and budget and len(self.running) < self._max_sequences:
             sequence = self.waiting[0]
-            if self._missing_pages(sequence, sequence.pending) > self.pool.free:
+            known = self._known_pages(sequence)
+            missing = self._missing_pages(sequence, sequence.pending) - len(known)
+            if missing > self.pool.free - self.pool.unheld(known):
                 return
             self.running.append(self.waiting.popleft())
+            self._begin(sequence, known)
             count = min(sequence.pending, budget)
             sequence.pages.extend(self.pool.take(self._missing_pages(sequence, count)))
             plan.append(Step(sequence, count))
             budget -= count
+
+    def _known_pages(self, sequence: Sequence) -> list[int]:
+        """Pages that hold the sequence's beginning. Its last token is always computed: somebody has to say what comes next."""
+        if not self._prefix_cache or sequence.wants_prompt_logprobs:  # rows that aren't computed have no logits
+            return []
+        names = sequence.page_names(self._page_size)
+        return self.pool.find(names[: (len(sequence.tokens) - 1) // self._page_size])
+
+    def _begin(self, sequence: Sequence, known: list[int]) -> None:
+        self.pool.share(known)
+        sequence.pages, sequence.named = known, len(known)
+        sequence.computed = len(known) * self._page_size
+        if self._prefix_cache and sequence.scheduled is None:  # as vLLM counts: not those that come back after a preemption
+            self.prefix_queries += len(sequence.tokens)
+            self.prefix_hits += sequence.computed
+
+    def _name_pages(self, sequence: Sequence) -> None:
+        """Let others find what the last step completed."""
+        full = sequence.computed // self._page_size
+        if not self._prefix_cache or full == sequence.named:
+            return
+        names = sequence.page_names(self._page_size)
+        for place in range(sequence.named, full):
+            self.pool.name(sequence.pages[place], names[place])
+        sequence.named = full
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Take the pages for `count` more tokens, from the newest sequences if need be; False when it was itself preempted.
@@ -104,7 +142,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.pool.give_back(sequence.pages)
-        sequence.computed = 0
+        sequence.computed = sequence.named = 0
         self.waiting.appendleft(sequence)
         self.preemptions += 1
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from glm5_runtime.engine.blocks import first_name, next_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from glm5_runtime.engine.blocks import PageName
     from glm5_runtime.engine.request import Output, Request, SamplingParams, TokenLogprob
 
 
@@ -22,9 +25,11 @@ class Sequence:
     tokens: list[int] = field(init=False)
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    named: int = 0  # of its pages, so many are known to the pool by name
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     produced: int = 0
     scheduled: float | None = None  # when its first step began; a preemption doesn't change it
+    _names: list[PageName] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -48,6 +53,13 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt rows still need logits; after a preemption those already taken are kept."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length
+
+    def page_names(self, page_size: int) -> list[PageName]:
+        """Names of the pages that its tokens fill, computed or not."""
+        for start in range(len(self._names) * page_size, len(self.tokens) - page_size + 1, page_size):
+            before = self._names[-1] if self._names else first_name(self.request.cache_salt)
+            self._names.append(next_name(before, self.tokens[start : start + page_size]))
+        return self._names
 
     def append(self, token: int) -> None:
         """Add a produced token."""

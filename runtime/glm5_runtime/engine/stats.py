@@ -16,6 +16,7 @@ class EngineStats:
     step, or of the moment work reached an idle engine: an engine with work is stuck when it grows old.
     `tokens_since_start` counts every produced token, the warm-up's too; the totals count only requests. `step_tokens` counts steps by
     the tokens computed in them: one entry for each bound of STEP_TOKENS, one for larger ones; `step_tokens_sum` is all their tokens.
+    `prefix_queries` are tokens of prompts looked for in the prefix cache, `prefix_hits` those found there.
     """
 
     running: int
@@ -29,6 +30,8 @@ class EngineStats:
     preemptions: int
     step_tokens: tuple[int, ...] = (0,) * (len(STEP_TOKENS) + 1)
     step_tokens_sum: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
     @property
     def has_work(self) -> bool:

@@ -108,6 +108,7 @@ async def _plan(model: Loaded, body: ChatRequest, prompt: str) -> _Plan:
                 hidden,
                 params.min_tokens,
             ),
+            body.cache_salt or "",
         )
         for index in range(body.n)
     ]

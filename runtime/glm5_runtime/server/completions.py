@@ -102,6 +102,7 @@ def plan_choices(
                 hidden,
                 params.min_tokens,
             ),
+            body.cache_salt or "",
         )
         for index in range(body.n)
     ]

@@ -119,6 +119,8 @@ class _EngineCollector(Collector):
         counters = {
             "prompt_tokens": ("Prompt tokens computed.", stats.prompt_tokens if stats else 0),
             "generation_tokens": ("Tokens produced.", stats.generation_tokens if stats else 0),
+            "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prefix_queries if stats else 0),
+            "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_hits if stats else 0),
             "num_preemptions": ("Requests put back to make room.", stats.preemptions if stats else 0),
         }
         for name, (text, value) in gauges.items():

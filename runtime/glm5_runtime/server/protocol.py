@@ -40,7 +40,6 @@ REFUSED_ALWAYS = {
     "truncate_prompt_tokens": "a prompt is never cut silently; send one that fits",
     "prompt_logprobs": "use echo with logprobs on /v1/completions",
     "prompt_embeds": "only text and token ids are read",
-    "cache_salt": "there is no cache shared between requests to salt",
     "chat_template": "the template belongs to the server (--chat-template)",
     "return_token_ids": "token ids are not part of any reply; use logprobs",
 }
@@ -128,6 +127,7 @@ class SamplingFields(BaseModel):
     priority: int = Field(0, ge=0, le=0)  # one queue, first come first served: only 0 is true
     request_id: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9._:-]{1,64}$")] | None = None
     user: Text | None = None
+    cache_salt: Annotated[str, Field(strict=True, max_length=256)] | None = None
 
 
 class FunctionDef(BaseModel):

@@ -17,7 +17,7 @@ EVERY_FLAG = [
     *("serve", "--model", "/models/glm", "--served-model-name", "GLM-5.1", "--host", "0.0.0.0", "--port", "8000"),
     *("--device", "auto", "--dtype", "bfloat16", "--max-model-len", "40960", "--max-sequences", "16", "--max-batched-tokens", "8192"),
     *("--max-queue", "64", "--max-request-bytes", "1000000", "--drain-timeout", "300s", "--chat-template", "5.1"),
-    *("--model-version", "5.1", "--seed", "7", "--log-level", "info"),
+    *("--model-version", "5.1", "--prefix-cache", "off", "--seed", "7", "--log-level", "info"),
 ]
 
 
@@ -43,6 +43,7 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "drain_timeout": 300.0,
         "chat_template": "5.1",
         "model_version": "5.1",
+        "prefix_cache": "off",
         "seed": 7,
         "log_level": "info",
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,8 +22,14 @@ PAGE = 4
 LONGEST = 40
 
 
-def _sequence(prompt: int, name: str = "r") -> Sequence:
-    return Sequence(Request(name, tuple(range(prompt)), SamplingParams(max_tokens=100)), lambda _: None, frozenset(), seed=0)
+_unlike = itertools.count(1000, 1000)
+
+
+def _sequence(prompt: int, name: str = "r", *, first: int | None = None, salt: str = "", **params: object) -> Sequence:
+    """A prompt of so many tokens, counting up from `first`, or from where no other one begins."""
+    start = next(_unlike) if first is None else first
+    wanted = SamplingParams(max_tokens=100, **params)  # type: ignore[arg-type]
+    return Sequence(Request(name, tuple(range(start, start + prompt)), wanted, salt), lambda _: None, frozenset(), seed=0)
 
 
 def _scheduler(pages: int, sequences: int = 3, budget: int = 12) -> Scheduler:
@@ -39,10 +47,18 @@ def _compute(plan: list[Step]) -> None:
 
 def _check(scheduler: Scheduler, plan: list[Step]) -> None:
     """What must hold after every schedule."""
-    held = [page for sequence in (*scheduler.running, *scheduler.waiting) for page in sequence.pages]
-    assert len(held) == len(set(held)), "a page belongs to two"
-    assert 0 not in held, "page 0 is for padding"
-    assert len(held) + scheduler.pool.free == scheduler.pool.count, "a page is lost"
+    alive = [*scheduler.running, *scheduler.waiting]
+    holders = Counter(page for sequence in alive for page in sequence.pages)
+    assert 0 not in holders, "page 0 is for padding"
+    assert len(holders) + scheduler.pool.free == scheduler.pool.count, "a page is lost"
+    texts: dict[int, set[tuple[str, tuple[int, ...]]]] = {}
+    for sequence in alive:
+        for place, page in enumerate(sequence.pages):
+            texts.setdefault(page, set()).add((sequence.request.cache_salt, tuple(sequence.tokens[: (place + 1) * PAGE])))
+    assert all(len(texts[page]) == 1 for page, count in holders.items() if count > 1), "a page is shared by two that begin differently"
+    for step in plan:
+        written = step.sequence.pages[step.sequence.computed // PAGE :]
+        assert all(holders[page] == 1 for page in written), "a page that others read would be written"
     assert not any(sequence.pages or sequence.computed for sequence in scheduler.waiting)
     assert len(scheduler.running) <= 3
     assert sum(step.count for step in plan) <= 12
@@ -56,16 +72,19 @@ def _check(scheduler: Scheduler, plan: list[Step]) -> None:
 @settings(max_examples=400, deadline=None)
 @given(
     st.integers(LONGEST // PAGE, 25),
-    st.lists(st.tuples(st.sampled_from(["add", "step", "step", "abort"]), st.integers(1, LONGEST - 1), st.integers(0, 99)), max_size=80),
+    st.lists(
+        st.tuples(st.sampled_from(["add", "step", "step", "abort", "fail"]), st.integers(1, LONGEST - 1), st.integers(0, 99)),
+        max_size=80,
+    ),
 )
-def test_no_page_is_lost_or_shared_whatever_happens(pages: int, events: list[tuple[str, int, int]]) -> None:
+def test_no_page_is_lost_and_none_shared_by_different_texts_whatever_happens(pages: int, events: list[tuple[str, int, int]]) -> None:
     scheduler = _scheduler(pages)
     for number, (event, size, which) in enumerate(events):
         alive = [*scheduler.running, *scheduler.waiting]
         if event == "add":
-            scheduler.add(_sequence(size, f"r{number}"))
-        elif event == "abort" and alive:
-            scheduler.remove(alive[which % len(alive)])
+            scheduler.add(_sequence(size, f"r{number}", first=which % 3, salt="ab"[which % 2]))
+        elif event in {"abort", "fail"} and alive:
+            scheduler.remove(alive[which % len(alive)], spoiled=event == "fail")
         elif event == "step":
             _step_and_finish_full_ones(scheduler)
     _drain(scheduler)
@@ -155,3 +174,126 @@ def test_a_page_cannot_come_back_twice() -> None:
     pool.give_back(list(pages))
     with pytest.raises(AssertionError, match="twice"):
         pool.give_back(list(pages))
+
+
+def _finish(scheduler: Scheduler, sequence: Sequence) -> list[int]:
+    """Read a sequence's prompt and end it; the pages it had."""
+    scheduler.add(sequence)
+    _run_until(scheduler, lambda: sequence.produced > 0)
+    pages = list(sequence.pages)
+    scheduler.remove(sequence)
+    return pages
+
+
+def test_a_prompt_that_begins_like_another_computes_only_the_rest() -> None:
+    scheduler = _scheduler(pages=25)
+    pages = _finish(scheduler, _sequence(10, first=0))
+
+    scheduler.add(again := _sequence(12, first=0))
+    (step,) = scheduler.schedule()
+
+    assert (again.computed, step.count) == (8, 4)
+    assert again.pages[:2] == pages[:2]
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (22, 8)
+
+
+def test_two_that_run_at_once_share_what_the_first_has_computed() -> None:
+    scheduler = _scheduler(pages=25)
+    first, second = _sequence(9, first=0), _sequence(9, first=0)
+    scheduler.add(first)
+    _compute(scheduler.schedule())
+    scheduler.add(second)
+    scheduler.schedule()
+
+    assert second.pages[:2] == first.pages[:2]
+    scheduler.remove(first)
+    assert scheduler.pool.count - scheduler.pool.free == len(second.pages)
+
+
+def test_of_a_prompt_that_is_known_whole_the_last_page_is_computed_again() -> None:
+    scheduler = _scheduler(pages=25)
+    _finish(scheduler, _sequence(8, first=0))
+
+    scheduler.add(_sequence(8, first=0))
+    (step,) = scheduler.schedule()
+
+    assert step.count == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [_sequence(10, first=0, salt="mine"), _sequence(10, first=0, prompt_logprobs=1), _sequence(10, first=1)],
+    ids=["another salt", "logprobs of the prompt", "another beginning"],
+)
+def test_some_prompts_share_nothing(other: Sequence) -> None:
+    scheduler = _scheduler(pages=25)
+    _finish(scheduler, _sequence(10, first=0))
+
+    scheduler.add(other)
+    (step,) = scheduler.schedule()
+
+    assert step.count == 10
+
+
+def test_nothing_is_shared_when_it_is_switched_off() -> None:
+    scheduler = Scheduler(PagePool(25), PAGE, max_sequences=3, max_batched_tokens=12, prefix_cache=False)
+    _finish(scheduler, _sequence(10, first=0))
+
+    scheduler.add(_sequence(10, first=0))
+    (step,) = scheduler.schedule()
+
+    assert (step.count, scheduler.prefix_queries) == (10, 0)
+
+
+def test_what_failed_is_shared_by_nobody() -> None:
+    scheduler = _scheduler(pages=25)
+    scheduler.add(broken := _sequence(10, first=0))
+    _compute(scheduler.schedule())
+    scheduler.remove(broken, spoiled=True)
+
+    scheduler.add(_sequence(10, first=0))
+    (step,) = scheduler.schedule()
+
+    assert step.count == 10
+
+
+def test_a_preempted_sequence_finds_again_what_nobody_took() -> None:
+    scheduler = _scheduler(pages=10, budget=40)
+    old, new = _sequence(18, "old"), _sequence(18, "new")
+    for sequence in (old, new):
+        scheduler.add(sequence)
+    _run_until(scheduler, lambda: scheduler.preemptions > 0)
+    scheduler.remove(old)
+
+    (step,) = scheduler.schedule()
+
+    assert step.sequence is new
+    assert new.computed >= 16, "of its five full pages at most the last was taken"
+
+
+def test_what_was_unused_for_longest_is_forgotten_first_and_the_end_of_a_text_before_its_beginning() -> None:
+    pool = PagePool(4)
+    for text in (b"a", b"b"):
+        pages = pool.take(2)
+        for place, page in enumerate(pages):
+            pool.name(page, text + bytes([place]))
+        pool.give_back(pages)
+
+    pool.take(1)
+
+    assert len(pool.find([b"a\x00"])) == 1
+    assert pool.find([b"a\x01"]) == []
+    pool.take(1)
+    assert pool.find([b"a\x00"]) == []
+    assert len(pool.find([b"b\x00", b"b\x01"])) == 2
+
+
+def test_pages_without_a_name_are_taken_before_those_that_may_be_found_again() -> None:
+    pool = PagePool(2)
+    (named,) = pool.take(1)
+    (other,) = pool.take(1)
+    pool.name(named, b"a")
+    pool.give_back([named])
+    pool.give_back([other])
+
+    assert pool.take(1) == [other]

@@ -93,6 +93,7 @@ def sample(text: str, name: str, **labels: str) -> float:
 VLLM_SERIES = [
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     *("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:num_preemptions_total"),
+    *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
     *(
         f"vllm:{name}_count"
         for name in (
@@ -118,8 +119,6 @@ OF_VLLM = {
 NOT_YET = {
     "engine_sleep_state": "there is no sleep mode",
     "lora_requests_info": "there are no adapters",
-    "prefix_cache_queries": "there is no prefix cache",
-    "prefix_cache_hits": "there is no prefix cache",
     "spec_decode_num_drafts": "there is no speculative decoding",
     "spec_decode_num_draft_tokens": "there is no speculative decoding",
     "spec_decode_num_accepted_tokens": "there is no speculative decoding",
