@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from glm5_operator.cli.errors import CliError, ExitCode, FaultsError
 from glm5_operator.kube import errors
 from glm5_operator.kube.client import Client, CredentialsError, credentials_source, load_configuration
+from glm5_operator.kube.wire import allow_depth
 from glm5_operator.metrics import Metrics
 from glm5_operator.settings import Settings
 
@@ -34,6 +35,7 @@ def check_kubeconfig(path: str | None) -> None:
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to its end; whatever the cluster answers badly becomes a CliError."""
+    allow_depth()
     try:
         return asyncio.run(work)
     except errors.InvalidError as error:

@@ -93,3 +93,20 @@ def test_a_user_who_may_not_see_pools_still_sees_services(site: Site) -> None:
     everything = glm5("status", "--kubeconfig", str(path))
     assert everything.exit_code == 6
     assert "forbidden" in everything.stderr
+
+
+def test_a_service_nested_deeper_than_python_reads_hides_no_other(site: Site) -> None:
+    site.deploy("--no-wait")
+    http, path = site.cluster.http, f"/apis/glm5.dev/v1alpha1/namespaces/{site.namespace}/glm5services"
+    chat = http.get(f"{path}/chat").json()
+    metadata = {"name": "deep", "namespace": site.namespace}
+    deep = {**chat, "metadata": metadata, "spec": {**chat["spec"], "podTemplate": {"spec": {"affinity": {"a": "DEEP"}}}}}
+    body = json.dumps(deep).replace('"DEEP"', '{"a":' * 5_000 + "1" + "}" * 5_000)
+    created = http.post(path, content=body, headers={"content-type": "application/json"})
+    assert created.status_code == 201, created.text[:500]
+
+    shown = site.glm5("status", "-n", site.namespace).stdout
+
+    assert _row(shown, "chat")
+    assert _row(shown, "deep")
+    http.delete(f"{path}/deep").raise_for_status()
