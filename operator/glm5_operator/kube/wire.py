@@ -1,8 +1,8 @@
 """JSON as the API server speaks it, bytes to objects and back.
 
-Used by the rest of `kube`, its limit also by `app` and the command line. orjson reads 1,024 levels of nesting and writes 254; the API server takes 10,000, and keeps them in fields that
-have no schema of their own (podTemplate). One such object must not keep all others of its list from being read, so what is too deep for
-orjson goes through the standard library, for which Python's limit is raised.
+Used by the rest of `kube`; `app` and the command line raise the limit. orjson reads 1,024 levels of nesting and writes 254; the API server
+takes 10,000, and keeps them in fields that have no schema of their own (podTemplate). One such object must not keep all others of its
+list from being read, so what is too deep for orjson goes through the standard library, for which Python's limit is raised.
 """
 
 from __future__ import annotations
