@@ -287,7 +287,7 @@ async def _watch_by_kopf(operator: Operator, session: WatchSession, stop: asynci
     existing = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
         registry=registry_for(kinds.BY_KOPF, operator.news, session.login),
-        settings=settings_for(settings.api, settings.watch, kinds.BY_KOPF),
+        settings=settings_for(settings.api, settings.watch),
         standalone=True,
         clusterwide=not settings.scope.namespaces,
         namespaces=settings.scope.namespaces,

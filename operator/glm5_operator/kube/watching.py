@@ -71,7 +71,7 @@ class _NoProgress(kopf.ProgressStorage):
         return essence
 
 
-def settings_for(api: Api, watch: Watch, kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+def settings_for(api: Api, watch: Watch) -> kopf.OperatorSettings:
     """Kopf's settings. A watch that died silently is noticed after `server_timeout + grace` at the latest."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
@@ -90,9 +90,6 @@ def settings_for(api: Api, watch: Watch, kinds: Iterable[Kind]) -> kopf.Operator
     settings.watching.inactivity_timeout = watch.server_timeout + watch.grace
     settings.watching.connect_timeout = api.connect_timeout
     settings.watching.chunk_size = api.page_size
-    for kind in kinds:
-        if kind.selector:
-            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
     return settings
 
 

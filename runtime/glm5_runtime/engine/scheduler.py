@@ -102,16 +102,19 @@ class Scheduler:
 
     def _known_pages(self, sequence: Sequence) -> list[int]:
         """Pages that hold the sequence's beginning. Its last token is always computed: somebody has to say what comes next."""
-        if not self._prefix_cache or sequence.wants_prompt_logprobs:  # rows that aren't computed have no logits
+        if not self._may_share(sequence):
             return []
         names = sequence.page_names(self._page_size)
         return self.pool.find(names[: (len(sequence.tokens) - 1) // self._page_size])
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        return self._prefix_cache and not sequence.wants_prompt_logprobs  # rows that aren't computed have no logits
 
     def _begin(self, sequence: Sequence, known: list[int]) -> None:
         self.pool.share(known)
         sequence.pages, sequence.named = known, len(known)
         sequence.computed = len(known) * self._page_size
-        if self._prefix_cache and sequence.scheduled is None:  # as vLLM counts: not those that come back after a preemption
+        if self._may_share(sequence) and sequence.scheduled is None:  # as vLLM counts: not those that come back after a preemption
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += sequence.computed
 

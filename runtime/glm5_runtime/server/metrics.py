@@ -117,7 +117,7 @@ class _EngineCollector(Collector):
             "kv_cache_usage_perc": ("Share of the cache in use, 1 is full.", stats.kv_usage if stats else 0),
         }
         counters = {
-            "prompt_tokens": ("Prompt tokens computed.", stats.prompt_tokens if stats else 0),
+            "prompt_tokens": ("Prompt tokens read, those found in the prefix cache included.", stats.prompt_tokens if stats else 0),
             "generation_tokens": ("Tokens produced.", stats.generation_tokens if stats else 0),
             "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prefix_queries if stats else 0),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_hits if stats else 0),

@@ -10,7 +10,7 @@ import torch
 from glm5_runtime.config import EngineConfig
 from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.request import FinishReason, Request
-from tests.runtime.engine.client import Client, ask, encode, expected_rows, greedy, question
+from tests.runtime.engine.client import Client, encode, expected_rows, greedy, poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,7 @@ def fresh(tiny_dir: Path) -> Iterator[Client]:
     """An engine of its own, whose prefix cache holds nothing yet."""
     engine = load_engine(tiny_dir, EngineConfig(max_sequences=4, max_batched_tokens=64, cache_tokens=4096))
     engine.start()
+    poll(lambda: engine.stats().tokens_since_start > 0, "the engine is warm")
     yield Client(engine)
     engine.stop()
 
@@ -68,9 +69,16 @@ def test_what_a_broken_request_computed_is_not_handed_on(fresh: Client) -> None:
     """A glitch of the device, faked: one step's hidden states are NaN, and so are the rows it writes."""
     decoder = fresh.engine._runner._decoder
     glitch = decoder.embed_tokens.register_forward_hook(lambda _module, _arguments, output: torch.full_like(output, torch.nan))
-    last = fresh.submit(ask(question(), greedy(5))).last()
+    last = fresh.send(LONG, greedy(5)).last()
     glitch.remove()
     assert last.finish_reason is FinishReason.ERROR
 
-    assert fresh.send(question(), greedy(100)).tokens() == expected_rows()[0]["tokens"]
+    again = fresh.send(LONG, greedy(5, ignore_eos=True)).last()
+
+    assert again.finish_reason is FinishReason.LENGTH
     assert hits(fresh.engine) == 0
+
+
+def test_the_engines_own_first_token_is_in_no_count(fresh: Client) -> None:
+    assert fresh.engine.stats().tokens_since_start == 1
+    assert fresh.engine.stats().prefix_queries == 0

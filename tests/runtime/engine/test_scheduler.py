@@ -233,6 +233,7 @@ def test_some_prompts_share_nothing(other: Sequence) -> None:
     (step,) = scheduler.schedule()
 
     assert step.count == 10
+    assert scheduler.prefix_queries == (10 if other.wants_prompt_logprobs else 20), "who may not look isn't counted"
 
 
 def test_nothing_is_shared_when_it_is_switched_off() -> None:

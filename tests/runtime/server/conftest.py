@@ -9,12 +9,14 @@ import pytest
 
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.server.tokens import TextTokenizer
+from tests.runtime.engine.client import poll
 from tests.support import serving
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
     loaded = serving.tiny_engine()
+    poll(lambda: loaded.stats().tokens_since_start > 0, "the engine is warm")  # until then nothing is ready, whatever a test asks
     yield loaded
     loaded.stop()
 
