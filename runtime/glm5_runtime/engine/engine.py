@@ -192,7 +192,7 @@ class Engine:
         now, tokens = self._clock(), sum(step.count for step in plan)
         for step in plan:
             if step.sequence.scheduled is None:
-                step.sequence.scheduled = now
+                step.sequence.scheduled, step.sequence.cached = now, step.sequence.computed
         try:
             chosen = self._runner.run(plan)
         except RuntimeError as error:
@@ -280,6 +280,7 @@ def _tell(
         prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and error is None and reason is not FinishReason.ABORT else None,
         out_of_memory=out_of_memory,
         scheduled=sequence.scheduled,
+        cached=sequence.cached,
     )
     try:
         sequence.sink(output)

@@ -83,7 +83,8 @@ class Output:
     A stop token is reported as the last output's `token` with reason STOP. `token` is None when the request ends
     without one (abort, error, max_tokens 0). `error` says what went wrong and what to change, with reason ERROR.
     `out_of_memory` tells an error that may pass from one that won't. `prompt_logprobs` comes with the first output when asked for: one
-    entry per prompt token, None for the first. `scheduled` is `time.monotonic()` of the request's first step, None before it.
+    entry per prompt token, None for the first. `scheduled` is `time.monotonic()` of the request's first step, None before it; `cached`:
+    tokens of the prompt that weren't computed for it, because the prefix cache held them.
     """
 
     request_id: str
@@ -94,3 +95,4 @@ class Output:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     out_of_memory: bool = False
     scheduled: float | None = None
+    cached: int = 0

@@ -29,6 +29,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     produced: int = 0
     scheduled: float | None = None  # when its first step began; a preemption doesn't change it
+    cached: int = 0  # tokens that the prefix cache held then
     _names: list[PageName] = field(default_factory=list)
 
     def __post_init__(self) -> None:

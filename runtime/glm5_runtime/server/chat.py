@@ -284,7 +284,8 @@ class _ChatRun:
         return "tool_calls" if reason is FinishReason.STOP and self._parsers[index].called_tools else reason.value
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._plan.prompt_tokens, self._generation.completion_tokens, self._reasoning_tokens)
+        cached = self._generation.cached_tokens(self._body.n)
+        return usage(self._plan.prompt_tokens, self._generation.completion_tokens, cached, self._reasoning_tokens)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._service.settings.model_name}

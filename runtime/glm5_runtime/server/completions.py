@@ -205,7 +205,8 @@ class _CompletionRun:
             self._generation.close()
 
     def _usage(self) -> dict[str, Any]:
-        return usage(sum(len(prompt.ids) for prompt in self._prompts), self._generation.completion_tokens)
+        prompt_tokens = sum(len(prompt.ids) for prompt in self._prompts)
+        return usage(prompt_tokens, self._generation.completion_tokens, self._generation.cached_tokens(self._body.n))
 
     def _envelope(self) -> dict[str, Any]:
         return {"id": self.id, "object": "text_completion", "created": self._created, "model": self._service.settings.model_name}

@@ -73,6 +73,10 @@ class Generation:
         """Tokens produced so far over all choices, stop tokens included."""
         return sum(choice.tokens for choice in self.choices)
 
+    def cached_tokens(self, choices_of_a_prompt: int = 1) -> int:
+        """Tokens of the prompts that the prefix cache held, each prompt counted once: what its first choice found."""
+        return sum(timer.cached for timer in self._timers[::choices_of_a_prompt])
+
     def start(self, planned: Sequence[Planned]) -> None:
         """Submit all choices or none; raises ApiError 400 (the engine refuses), 429 (queue full) or 503 (engine dead)."""
         requests = [Request(f"{self.id}-{index}", plan.prompt, plan.params, plan.cache_salt) for index, plan in enumerate(planned)]
@@ -103,7 +107,7 @@ class Generation:
             if index not in self._open:
                 continue  # the tail of a choice that a stop string has ended
             piece = self.choices[index].feed(output)
-            self._timers[index].scheduled = output.scheduled
+            self._timers[index].scheduled, self._timers[index].cached = output.scheduled, output.cached
             if output.token is not None:
                 self._timers[index].token(self._metrics)
             if piece.finish is not None:
@@ -153,6 +157,7 @@ class _Timer:
     first: float | None = None
     last: float = 0.0
     scheduled: float | None = None
+    cached: int = 0
 
     def token(self, metrics: Metrics) -> None:
         now = time.monotonic()

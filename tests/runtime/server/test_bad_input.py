@@ -76,7 +76,7 @@ async def test_text_parts_are_joined_and_none_is_lost(client: httpx.AsyncClient)
     by_parts = (await client.post(CHAT, json=ask("", messages=[{"role": "user", "content": parts}]))).json()
     by_text = (await client.post(CHAT, json=ask("What is GLM-5?"))).json()
 
-    assert by_parts["usage"] == by_text["usage"]
+    assert by_parts["usage"]["total_tokens"] == by_text["usage"]["total_tokens"]
     assert by_parts["choices"][0]["message"] == by_text["choices"][0]["message"]
 
 
@@ -335,7 +335,7 @@ async def test_a_developer_message_is_a_system_message_in_its_place(client: http
     ]
     without = (await client.post(CHAT, json=ask("", messages=[conversation("system")[0], conversation("system")[2]], max_tokens=8))).json()
 
-    assert developer["usage"] == system["usage"]
+    assert developer["usage"]["total_tokens"] == system["usage"]["total_tokens"]
     assert developer["choices"][0]["message"] == system["choices"][0]["message"]
     assert developer["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"] + 5
 

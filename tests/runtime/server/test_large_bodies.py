@@ -156,7 +156,7 @@ async def test_a_body_on_either_side_of_the_threads_door_gets_the_same_answer(cl
     replies = [(await client.post(CHAT, json=request)).json() for request in (small, large)]
 
     assert replies[0]["choices"] == replies[1]["choices"]
-    assert replies[0]["usage"] == replies[1]["usage"]
+    assert replies[0]["usage"]["total_tokens"] == replies[1]["usage"]["total_tokens"]
 
 
 @pytest.mark.parametrize("text", ["word " * 100_000, "a" * 400_000, "客" * 200_000], ids=["words", "letters", "characters"])

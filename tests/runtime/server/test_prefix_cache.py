@@ -1,4 +1,4 @@
-"""`cache_salt` on its way from the body to the engine, told by how much of a prompt the prefix cache had. The engine is real."""
+"""`cache_salt` on its way from the body to the engine, and how much of a prompt the prefix cache had. The engine is real."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ async def test_only_requests_of_the_same_salt_share_what_they_begin_with(client:
     assert await hits_of(mine) == 0
     assert await hits_of(others) == 0
     assert await hits_of(mine) > 0
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("fields", [{}, {"n": 2}], ids=["one choice", "two choices"])
+async def test_usage_tells_how_much_of_the_prompt_was_cached_each_prompt_once(
+    client: httpx.AsyncClient, path: str, fields: dict[str, object]
+) -> None:
+    request = body(path, f"{uuid.uuid4()} " * 6, uuid.uuid4().hex) | fields
+
+    first, second = [(await client.post(path, json=request)).json()["usage"] for _ in range(2)]
+
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert 16 <= second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
+    assert second["prompt_tokens_details"]["cached_tokens"] % 16 == 0
