@@ -18,7 +18,7 @@ from glm5_runtime.server.body import discard
 from glm5_runtime.server.chat import chat
 from glm5_runtime.server.completions import completions
 from glm5_runtime.server.errors import ApiError, ClientGone, draining
-from glm5_runtime.server.generate import generate
+from glm5_runtime.server.generate import generate, generate_stream
 from glm5_runtime.server.sse import JsonReply
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def build_app(service: Service) -> Starlette:
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/generate", generate, methods=["POST"]),
+            Route("/generate_stream", generate_stream, methods=["POST"]),
             Route("/v1/models", _models),
             Route("/v1/models/{model:path}", _model),
             Route("/version", _version),

@@ -198,7 +198,7 @@ class CompletionRequest(SamplingFields):
 
 
 class GenerateRequest(SamplingFields):
-    """Body of /generate after `generate.flatten` has merged the dialects into one flat object; one prompt."""
+    """Body of /generate after `dialects` has made one flat object of whichever was sent; one prompt."""
 
     prompt: Prompts
     add_special_tokens: bool = True

@@ -30,6 +30,11 @@ def event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + pydantic_core.to_json(value) + b"\n\n"
 
 
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """One line of newline-delimited JSON."""
+    return pydantic_core.to_json(value) + b"\n"
+
+
 class JsonReply(Response):
     """A JSON body, UTF-8 as it is."""
 
@@ -44,6 +49,8 @@ class EventStream(Response):
     """Streams events. Headers go out with the first event, so a failure before it is a real HTTP error; a later one is an event."""
 
     media_type = "text/event-stream"
+    frame = staticmethod(event)  # makes bytes of an error
+    end = DONE
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], headers: Mapping[str, str]) -> None:
         self._events = events
@@ -74,8 +81,21 @@ class EventStream(Response):
             if not isinstance(error, ApiError):
                 logger.exception("a stream failed")
                 error = ApiError(500, "internal error; the server's log has the details")
-            await send({"type": "http.response.body", "body": event(error.body()), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self.frame(error.body()), "more_body": True})
+        await send({"type": "http.response.body", "body": self.end, "more_body": False})
+
+
+class PlainEventStream(EventStream):
+    """Events without [DONE], for clients that take each for JSON."""
+
+    end = b""
+
+
+class LineStream(PlainEventStream):
+    """JSON objects, one a line."""
+
+    media_type = "application/x-ndjson"
+    frame = staticmethod(json_line)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""/v1/completions and /generate: raw text, echo, scoring, several prompts, three dialects."""
+"""/v1/completions: raw text, echo, scoring, several prompts."""
 
 from __future__ import annotations
 
@@ -127,50 +127,3 @@ async def test_stop_strings_wait_for_min_tokens(client: httpx.AsyncClient, token
     assert early["text"] == ANSWER[:2]
     assert len(late["text"]) > len(early["text"]) + 2
     assert ANSWER.startswith(late["text"])
-
-
-DIALECTS: list[dict[str, Any]] = [
-    {"prompt": TEXT["prompt"], "max_new_tokens": 200, "temperature": 0},
-    {"inputs": TEXT["prompt"], "parameters": {"max_new_tokens": 200, "do_sample": False}},
-    {"text": TEXT["prompt"], "sampling_params": {"max_new_tokens": 200, "temperature": 0}},
-]
-
-
-@pytest.mark.parametrize("body", DIALECTS, ids=["prompt", "inputs", "text"])
-async def test_generate_speaks_three_dialects(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    whole = (await client.post("/generate", json=body)).json()
-    stream = events_of((await client.post("/generate", json=body | {"stream": True})).text)
-
-    assert whole["generated_text"] == whole["text"] == ANSWER
-    assert whole["finish_reason"] == "stop"
-    assert whole["meta_info"]["completion_tokens"] == len(TEXT["tokens"])
-    assert "".join(event["token"]["text"] for event in stream) == stream[-1]["generated_text"] == ANSWER
-
-
-async def test_generate_can_return_the_prompt_too(client: httpx.AsyncClient) -> None:
-    body = {"inputs": TEXT["prompt"], "parameters": {"max_new_tokens": 4, "do_sample": False, "return_full_text": True}}
-
-    assert (await client.post("/generate", json=body)).json()["generated_text"].startswith(TEXT["prompt"])
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"max_new_tokens": 4}, "prompt"),
-        ({"prompt": "a", "inputs": "b"}, "inputs"),
-        ({"inputs": "a", "parameters": 3}, "parameters"),
-        ({"prompt": "a", "max_new_tokens": 4, "sampling_params": {"max_new_tokens": 5}}, "max_new_tokens"),
-        ({"prompt": "a", "max_new_tokens": -1}, "max_tokens"),
-        ({"inputs": "a", "parameters": {"watermark": True}}, "watermark"),
-        ({"inputs": "a", "parameters": {"do_sample": "false"}}, "do_sample"),
-        ({"inputs": "a", "parameters": {"return_full_text": 1}}, "return_full_text"),
-        ({"inputs": "a", "parameters": {"details": True}}, "details"),
-        ({"text": "a", "sampling_params": {"n": 2}}, "n"),
-        ({"text": ["a", "b"]}, "prompt"),
-    ],
-)
-async def test_what_generate_cannot_do_is_refused_by_name(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
-    reply = await client.post("/generate", json=body)
-
-    assert reply.status_code == 400
-    assert error_of(reply)["param"].startswith(param)
