@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -47,7 +48,7 @@ async def test_vllms_dialect_gets_lists_of_texts_that_begin_with_the_prompt_and_
     assert whole == {"text": [PROMPT + ANSWER]}
     assert len(several["text"]) == 2
     assert lines[-1] == whole["text"]
-    assert all(later[0].startswith(earlier[0]) for earlier, later in zip(lines, lines[1:], strict=False))
+    assert all(later[0].startswith(earlier[0]) for earlier, later in pairwise(lines))
     assert reply.headers["content-type"] == "application/x-ndjson"
 
 
