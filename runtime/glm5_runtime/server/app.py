@@ -20,6 +20,7 @@ from glm5_runtime.server.completions import completions
 from glm5_runtime.server.errors import ApiError, ClientGone, draining
 from glm5_runtime.server.generate import generate, generate_stream
 from glm5_runtime.server.sse import JsonReply
+from glm5_runtime.server.tokenize import detokenize, tokenize
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -41,9 +42,12 @@ def build_app(service: Service) -> Starlette:
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/generate", generate, methods=["POST"]),
             Route("/generate_stream", generate_stream, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/v1/models", _models),
             Route("/v1/models/{model:path}", _model),
             Route("/version", _version),
+            Route("/load", _load),
             Route("/health", _health),
             Route("/health/ready", _ready),
             Route("/metrics", _metrics),
@@ -168,6 +172,12 @@ def _card(service: Service) -> dict[str, object]:
 
 async def _version(_: Request) -> Response:
     return JsonReply({"version": version("glm5-ascend")})
+
+
+async def _load(request: Request) -> Response:
+    """Requests under way, this one left out; vLLM's word for it."""
+    service: Service = request.app.state.service
+    return JsonReply({"server_load": service.active - 1})
 
 
 async def _health(request: Request) -> Response:

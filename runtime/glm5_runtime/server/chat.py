@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: conversation → prompt → choices → messages, whole or streamed.
 
-Reads top-down: `chat` is the endpoint, `_understand` makes body and prompt of the JSON, `_plan` makes engine requests of them, `_ChatRun`
+Reads top-down: `chat` is the endpoint, `understand` makes body and prompt of the JSON, `_plan` makes engine requests of them, `_ChatRun`
 turns pieces into replies.
 """
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 async def chat(request: Request) -> Response:
     """The endpoint."""
     service: Service = request.app.state.service
-    body, prompt = await service.read(request, lambda raw: _understand(service, raw))
+    body, prompt = await service.read(request, lambda raw: understand(service, raw))
     plan = await _plan(service.model, body, prompt)
     run = _ChatRun(service, body, plan)
     if body.stream:
@@ -48,7 +48,7 @@ async def chat(request: Request) -> Response:
     return JsonReply(await while_connected(request.receive, run.whole()), headers={"x-request-id": run.id})
 
 
-def _understand(service: Service, raw: dict[str, Any]) -> tuple[ChatRequest, str]:
+def understand(service: Service, raw: dict[str, Any]) -> tuple[ChatRequest, str]:
     """The checked body and its prompt; in a thread when the body is large. The cheap refusals come first."""
     model = service.model
     messages = raw.get("messages")

@@ -75,6 +75,13 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
+def _ids(value: object) -> object:
+    """Token ids; looked at here, because pydantic would collect a fault for each of a million wrong ones."""
+    if value == [] or _are_ids(value):
+        return value
+    raise ValueError("must be a list of token ids")
+
+
 def _at_most(limit: int) -> BeforeValidator:
     """Refuses a longer list or object before its entries are looked at: pydantic would collect a million faults first."""
 
@@ -99,12 +106,17 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(BaseModel):
-    """Fields that all generating endpoints share. None means the checkpoint's generation_config, else neutral."""
+class RequestBody(BaseModel):
+    """What every body has."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     model: Text | None = None
+
+
+class SamplingFields(RequestBody):
+    """Fields that all generating endpoints share. None means the checkpoint's generation_config, else neutral."""
+
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -202,3 +214,17 @@ class GenerateRequest(SamplingFields):
 
     prompt: Prompts
     add_special_tokens: bool = True
+
+
+class TokenizeRequest(RequestBody):
+    """Body of /tokenize with a raw text; one with `messages` is a ChatRequest."""
+
+    prompt: Text
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(RequestBody):
+    """Body of /detokenize."""
+
+    tokens: Annotated[list[Any], BeforeValidator(_ids)]

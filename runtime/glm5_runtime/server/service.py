@@ -17,7 +17,7 @@ from glm5_runtime.server.errors import ApiError, bad_request, from_validation, u
 from glm5_runtime.server.generation import Generation
 from glm5_runtime.server.health import EngineWatch, Patience
 from glm5_runtime.server.metrics import Metrics
-from glm5_runtime.server.protocol import MAX_FIELDS
+from glm5_runtime.server.protocol import MAX_FIELDS, SamplingFields
 from glm5_runtime.server.sse import while_connected
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from glm5_runtime.server.generation import EnginePort
     from glm5_runtime.server.params import Limits, SamplingDefaults
-    from glm5_runtime.server.protocol import SamplingFields
+    from glm5_runtime.server.protocol import RequestBody
     from glm5_runtime.server.template import ChatTemplate
     from glm5_runtime.server.tokens import TextTokenizer
 
 logger = logging.getLogger(__name__)
-Body = TypeVar("Body", bound="SamplingFields")
+Body = TypeVar("Body", bound="RequestBody")
 T = TypeVar("T")
 _SHOWN_NAMES = 5
 _NEUTRAL: Mapping[str, float] = {"best_of": 1, "length_penalty": 1.0}
@@ -129,7 +129,7 @@ class Service:
         if body.model is not None and body.model != self.settings.model_name:
             message = f"the model {body.model[:80]!r} does not exist; this server has {self.settings.model_name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        if body.stream_options is not None and not body.stream:
+        if isinstance(body, SamplingFields) and body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
         if body.model_extra:
             names = [name[:40] for name in islice(body.model_extra, _SHOWN_NAMES)]
