@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from itertools import pairwise
 from pathlib import Path  # noqa: TC003 - pydantic resolves annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -258,6 +260,54 @@ def _report(path: Path, faults: list[str]) -> str:
     return f"{path}: " + "; ".join(faults)
 
 
+class ContextTier(BaseModel):
+    """A class of requests: those of up to `length` tokens, with their part of places, cache pages and step tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    length: int = Field(ge=1)
+    share: float | None = Field(None, gt=0, lt=1)
+
+    @property
+    def name(self) -> str:
+        """What requests call it: `4k` for 4096, the number where it is no multiple of 1024."""
+        return str(self.length) if self.length % 1024 else f"{self.length // 1024}k"
+
+
+def parse_tiers(text: str) -> tuple[ContextTier, ...]:
+    """`4k:0.5,16k` → tiers of 4096 tokens with half of everything and of 16384 tokens; raises ValueError."""
+    tiers = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d{1,8})(k?)(?::(0?\.\d{1,6}))?", item.strip())
+        if match is None or not int(match[1]) or (match[3] and not float(match[3])):
+            raise ValueError(f"{item.strip()[:40]!r} must be a length and, if wanted, its share: 4k, 4096 or 4k:0.5")
+        length = int(match[1]) * (1024 if match[2] else 1)
+        tiers.append(ContextTier(length=length, share=float(match[3]) if match[3] else None))
+    if any(first.length >= second.length for first, second in pairwise(tiers)):
+        raise ValueError("the lengths must grow from tier to tier")
+    if sum(tier.share or 0 for tier in tiers) >= 1:
+        raise ValueError("the shares must add up to less than 1: what is left is for longer requests")
+    return tuple(tiers)
+
+
+def complete_tiers(tiers: tuple[ContextTier, ...], longest: int) -> tuple[ContextTier, ...]:
+    """The tiers, with one for requests up to `longest` tokens at the end and a share for each; no tiers stay no tiers.
+
+    Those without a share divide equally what is left. Raises ConfigError when a tier is longer than the model serves.
+    """
+    if not tiers:
+        return ()
+    if tiers[-1].length > longest:
+        raise ConfigError(
+            f"--context-tiers: {tiers[-1].name} ({tiers[-1].length} tokens) is longer than this model serves, {longest}; leave it out"
+        )
+    if tiers[-1].length < longest:
+        tiers = (*tiers, ContextTier(length=longest))
+    left = 1 - sum(tier.share or 0 for tier in tiers)
+    without = sum(tier.share is None for tier in tiers)
+    return tuple(tier if tier.share else tier.model_copy(update={"share": left / without}) for tier in tiers)
+
+
 class EngineConfig(BaseModel):
     """Settings of one engine. Every field is a flag of `glm5-runtime serve` or has a default that no user need change."""
 
@@ -280,7 +330,18 @@ class EngineConfig(BaseModel):
     max_queue: int = Field(256, ge=0, description="Requests that may wait for a place; one more is refused with 429.")
     page_size: int = Field(16, ge=1, description="Tokens per cache page; Ascend's fused attention likes 16.")
     cache_tokens: int | None = Field(
-        None, ge=1, description="Tokens the cache holds. Default: all sequences at full length, or what half of the free memory holds."
+        None, ge=1, description="Tokens the cache holds. Default: all sequences at full length, or what memory holds."
+    )
+    memory_fraction: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of the device's memory that may be in use, weights and temporaries included; a container's limit counts.",
+    )
+    memory_reserve: int = Field(0, ge=0, description="Bytes that stay free besides.")
+    memory_limit: int | None = Field(None, ge=1, description="Most memory of the device that this process uses, bytes (ASCEND_MAX_MEM).")
+    context_tiers: tuple[ContextTier, ...] = Field(
+        (), description="Classes of requests by length, so that long ones leave room for short ones. Default: one class."
     )
     prefix_cache: bool = Field(
         default=True, description="Requests that begin alike share the pages of their beginning instead of computing it again."
@@ -292,5 +353,9 @@ class EngineConfig(BaseModel):
         if self.max_batched_tokens < self.max_sequences:
             raise ValueError(
                 f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}: some would starve"
+            )
+        if len(self.context_tiers) >= self.max_sequences:
+            raise ValueError(
+                f"max_sequences {self.max_sequences} is too few for {len(self.context_tiers)} context_tiers and longer requests"
             )
         return self

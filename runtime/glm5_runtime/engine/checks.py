@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from glm5_runtime.engine.request import Request, SamplingParams
 
 MAX_COUNT = 2**31 - 1
@@ -15,8 +17,8 @@ MAX_LOGPROBS = 1024
 """More best tokens than anyone reads would make one request's answer larger than all others' together."""
 
 
-def refusal(request: Request, vocab_size: int, max_model_len: int) -> str | None:
-    """What is wrong with the request and what to change, or None."""
+def refusal(request: Request, vocab_size: int, max_model_len: int, tiers: Mapping[str, int] | None = None) -> str | None:
+    """What is wrong with the request and what to change, or None. `tiers`: length of each context tier by its name."""
     prompt, params = request.prompt, request.params
     if not prompt:
         return "the prompt has no tokens; send at least one"
@@ -30,6 +32,10 @@ def refusal(request: Request, vocab_size: int, max_model_len: int) -> str | None
             f"the prompt has {len(prompt)} tokens and max_tokens is {params.max_tokens}, together {len(prompt) + params.max_tokens};"
             f" this model serves at most {max_model_len}: shorten the prompt or ask for at most {room} tokens"
         )
+    if request.tier is not None and len(prompt) > (length := (tiers or {}).get(request.tier, -1)):
+        if length < 0:
+            return f"context_tier is {request.tier[:40]!r}; this server has {', '.join(tiers or {}) or 'none'}"
+        return f"the prompt has {len(prompt)} tokens, context_tier {request.tier} takes {length}: shorten the prompt or take a larger tier"
     return _senseless(params) or _unknown_ids(params, vocab_size)
 
 

@@ -53,6 +53,7 @@ class Engine:
         self.model_config = model_config
         self.config = config
         self.max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+        self.tiers = {tier.name: int(tier.length) for tier in scheduler.tiers if tier.name}
         self._runner, self._scheduler, self._clock = runner, scheduler, clock
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
         self._thread: threading.Thread | None = None
@@ -88,7 +89,7 @@ class Engine:
 
     def refusal(self, request: Request) -> str | None:
         """Why this request can't be served (too long, unknown token ids, senseless parameters), None when it can."""
-        return checks.refusal(request, self.model_config.vocab_size, self.max_model_len)
+        return checks.refusal(request, self.model_config.vocab_size, self.max_model_len, self.tiers)
 
     def submit(self, request: Request, sink: Callable[[Output], None]) -> None:
         """Queue a request; `sink` is called from the engine thread. Raises QueueFull or EngineDead, nothing else."""
@@ -178,11 +179,12 @@ class Engine:
         problem = self.refusal(sequence.request)
         if problem is None and self._scheduler.find(sequence.request.id) is not None:
             problem = f"a request with id {sequence.request.id!r} is running; ids must be unique"
-        self._scheduler.add(sequence)
-        if problem is not None:
-            self._finish(sequence, FinishReason.ERROR, error=problem)
-        elif sequence.params.max_tokens == 0 and sequence.params.prompt_logprobs is None:
-            self._finish(sequence, FinishReason.LENGTH)
+        nothing_to_do = sequence.params.max_tokens == 0 and sequence.params.prompt_logprobs is None
+        if problem is None and not nothing_to_do:
+            self._scheduler.add(sequence)
+            return
+        self._leave()
+        _tell(sequence, None, FinishReason.LENGTH if problem is None else FinishReason.ERROR, problem)
 
     def _step(self) -> None:
         """One batch: schedule, compute, deliver."""
@@ -252,6 +254,9 @@ class Engine:
     def _release(self, sequence: Sequence, *, spoiled: bool = False) -> None:
         """A sequence that failed leaves nothing that others might share: its rows may be what it failed of."""
         self._scheduler.remove(sequence, spoiled=spoiled)
+        self._leave()
+
+    def _leave(self) -> None:
         with self._wake:
             self._unfinished -= 1
 
@@ -261,8 +266,9 @@ class Engine:
             self._ended = True
             arrived, self._arrived = self._arrived, []
         for sequence in arrived:
-            self._scheduler.add(sequence)
-        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            self._leave()
+            _tell(sequence, None, reason, error)
+        for sequence in self._scheduler.alive:
             self._finish(sequence, reason, error=error)
 
 

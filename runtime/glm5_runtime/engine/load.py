@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import torch
 
-from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig
+from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig, complete_tiers
 from glm5_runtime.engine.blocks import PagePool
 from glm5_runtime.engine.engine import Engine
+from glm5_runtime.engine.memory import DeviceMemory, cache_bytes, step_bytes
 from glm5_runtime.engine.runner import Runner
 from glm5_runtime.engine.scheduler import Scheduler
 from glm5_runtime.model.cache import KVCache, bytes_per_token
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from pathlib import Path
 
-CACHE_SHARE = 0.5
-"""Share of the memory left after loading that the cache may take; the rest is for the step's temporaries and the server."""
+log = logging.getLogger(__name__)
 
 
 def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
@@ -31,11 +33,23 @@ def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
     tokens = _cache_tokens(config, model_config, device, dtype)
     pages = -(-tokens // config.page_size)
     cache = KVCache.allocate(model_config, pages, config.page_size, device, dtype)
+    _touch(cache)
     log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, dtype) / 1e6)
+    tiers = complete_tiers(config.context_tiers, longest_request(config, model_config))
     scheduler = Scheduler(
-        PagePool(pages), config.page_size, config.max_sequences, config.max_batched_tokens, prefix_cache=config.prefix_cache
+        PagePool(pages),
+        config.page_size,
+        config.max_sequences,
+        config.max_batched_tokens,
+        prefix_cache=config.prefix_cache,
+        tiers=tiers,
     )
     return Engine(model_config, config, Runner(decoder, cache, device), scheduler)
+
+
+def longest_request(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Longest prompt plus answer, tokens."""
+    return min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
 
 
 def torch_device(name: str) -> torch.device:
@@ -56,35 +70,28 @@ def _dtype(config: EngineConfig, model_config: ModelConfig, device: torch.device
 
 def _cache_tokens(config: EngineConfig, model_config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
     """Tokens the cache holds: as configured, else all sequences at full length as far as memory goes; at least one full sequence."""
-    longest = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+    longest = longest_request(config, model_config)
     each = bytes_per_token(model_config, dtype)
-    affordable = int(_free_bytes(device) * CACHE_SHARE) // each
+    memory, workspace = DeviceMemory.of(device), step_bytes(config, model_config)
+    affordable = cache_bytes(memory, config, workspace) // each
     tokens = config.cache_tokens or min(config.max_sequences * longest, affordable)
+    log.info(
+        "memory: %.1f GB, %.1f GB free after loading, %.1f GB for steps; %d tokens of %d bytes fit",
+        *(size / 1e9 for size in (memory.total, memory.free, workspace)),
+        *(affordable, each),
+    )
     if tokens < longest:
         raise ConfigError(
-            f"the cache holds {tokens} tokens ({each} bytes each, {affordable} would fit in memory), one request may need {longest}:"
-            " lower --max-model-len or give the process more memory"
+            f"the cache holds {tokens} tokens ({each} bytes each, {affordable} would fit in memory: {memory.free / 1e9:.1f} GB free of"
+            f" {memory.total / 1e9:.1f} GB, {workspace / 1e9:.1f} GB of it for steps), one request may need {longest}:"
+            " lower --max-model-len or --max-batched-tokens, raise --memory-fraction or ASCEND_MAX_MEM, or give the process more memory"
         )
     return tokens
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Memory left on the device, bytes."""
-    return host_free_bytes(Path("/")) if device.type == "cpu" else int(torch.accelerator.get_memory_info(device)[0])
-
-
-def host_free_bytes(root: Path) -> int:
-    """Memory left for this process: the machine's, or what the container's limit leaves.
-
-    File pages count as free, mapped weights too: the kernel drops them when it must.
-    """
-    free = [_number(root / "proc/meminfo", "MemAvailable:") * 1024]
-    limit, used = root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory.stat"
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
-        free.append(int(text) - _number(used, "anon"))
-    return max(0, min(free))
-
-
-def _number(path: Path, name: str) -> int:
-    """The number behind a name, in the file's own unit."""
-    return next(int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == name)
+def _touch(cache: KVCache) -> None:
+    """Write every page once: a host promises memory at allocation and looks for it at the first write."""
+    for layer in cache.layers:
+        for field in fields(layer):
+            if isinstance(tensor := getattr(layer, field.name), torch.Tensor):
+                tensor.zero_()

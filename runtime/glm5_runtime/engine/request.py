@@ -54,13 +54,17 @@ class SamplingParams:
 class Request:
     """One prompt to continue. `id` is unique among the requests alive in the engine.
 
-    Requests share cached prefixes with those of the same `cache_salt` only.
+    Requests share cached prefixes with those of the same `cache_salt` only. The lower `priority` comes first. Requests of one `client` wait
+    for each other before they make others wait. `tier` names a context tier; None is the smallest in which prompt and `max_tokens` fit.
     """
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
     cache_salt: str = ""
+    priority: int = 0
+    client: str = ""
+    tier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from glm5_runtime.engine.blocks import PageName
+    from glm5_runtime.engine.queues import Client, Tier
     from glm5_runtime.engine.request import Output, Request, SamplingParams, TokenLogprob
 
 
@@ -30,6 +31,14 @@ class Sequence:
     produced: int = 0
     scheduled: float | None = None  # when its first step began; a preemption doesn't change it
     cached: int = 0  # tokens that the prefix cache held then
+    # What the scheduler notes; nobody else writes these.
+    tier: Tier = field(init=False)
+    client: Client = field(init=False)
+    number: int = 0  # order of arrival
+    rank: tuple[int, int] | None = None  # priority, then order of first admission
+    running: bool = False
+    reading: bool = False  # it runs and its prompt isn't planned to the end
+    awaits: PageName | None = None  # the last page that another is reading for it
     _names: list[PageName] = field(default_factory=list)
 
     def __post_init__(self) -> None:

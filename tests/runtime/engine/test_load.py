@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from glm5_runtime.config import ConfigError, EngineConfig
-from glm5_runtime.engine.load import host_free_bytes, load_engine, torch_device
+from glm5_runtime.config import ConfigError, EngineConfig, parse_tiers
+from glm5_runtime.engine.load import load_engine, torch_device
 from glm5_runtime.model.checkpoint_files import WeightsError
 from tests.runtime.engine.client import Client, expected_rows, greedy, question
 
@@ -32,27 +32,25 @@ def test_a_cache_too_small_for_one_request_is_refused_with_the_numbers(tiny_dir:
         load_engine(tiny_dir, EngineConfig(cache_tokens=100))
 
 
+def test_context_tiers_end_with_one_for_the_models_full_length(tiny_dir: Path) -> None:
+    tiers = parse_tiers("256:0.5,1k")
+    engine = load_engine(tiny_dir, EngineConfig(context_tiers=tiers, max_sequences=8, cache_tokens=8192))
+    assert engine.tiers == {"256": 256, "1k": 1024, "2k": 2048}
+    assert [tier.share for tier in engine._scheduler.tiers] == [0.5, 0.25, 0.25]
+    assert [tier.places for tier in engine._scheduler.tiers] == [3, 2, 2]  # one each, and a share of the other five
+
+
+def test_a_context_tier_beyond_the_models_length_is_refused(tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"4k \(4096 tokens\) is longer than this model serves, 2048"):
+        load_engine(tiny_dir, EngineConfig(context_tiers=parse_tiers("4k")))
+
+
 def test_a_broken_checkpoint_is_refused_at_load(tiny_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         load_engine(tmp_path, EngineConfig())
     shutil.copy(tiny_dir / "config.json", tmp_path)
     with pytest.raises(WeightsError):
         load_engine(tmp_path, EngineConfig())
-
-
-@pytest.mark.parametrize(
-    ("limit", "free"),
-    [("max", 8_000_000 * 1024), ("3000000000", 2_000_000_000), ("900000000", 0), (None, 8_000_000 * 1024)],
-    ids=["no limit", "a limit", "a limit that is used up", "no container"],
-)
-def test_free_memory_is_the_machines_or_what_the_containers_limit_leaves(limit: str | None, free: int, tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 16000000 kB\nMemFree: 1000000 kB\nMemAvailable: 8000000 kB\n")
-    if limit is not None:
-        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
-        (tmp_path / "sys/fs/cgroup/memory.stat").write_text("anon 1000000000\nfile 1900000000\n")
-    assert host_free_bytes(tmp_path) == free
 
 
 def test_auto_is_the_cpu_where_torch_finds_no_accelerator() -> None:

@@ -1,0 +1,108 @@
+"""How the cache is sized from what the device has, and that serving takes no more afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig
+from glm5_runtime.engine.load import load_engine
+from glm5_runtime.engine.memory import DeviceMemory, cache_bytes, host_memory, step_bytes
+from tests.runtime.engine.client import Client, encode, greedy, poll
+
+GB = 10**9
+CARD = DeviceMemory(total=32 * GB, free=20 * GB, own=12 * GB)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 20 - 3.2 - 1),
+        ({"memory_fraction": 1.0}, 20 - 1),
+        ({"memory_reserve": 2 * GB}, 20 - 3.2 - 2 - 1),
+        ({"memory_limit": 28 * GB}, 28 - 12 - 1),
+        ({"memory_limit": 28 * GB, "memory_reserve": GB}, 28 - 12 - 1 - 1),
+        ({"memory_limit": 40 * GB}, 20 - 3.2 - 1),
+        ({"memory_limit": 12 * GB}, 0),
+    ],
+    ids=["nine tenths", "all", "a reserve", "28 of 32 GB", "28 GB with a reserve", "a limit that is none", "used up"],
+)
+def test_the_cache_takes_what_fraction_reserve_and_limit_all_allow(settings: dict[str, float], expected: float) -> None:
+    config = EngineConfig(**settings)  # type: ignore[arg-type]  # one dictionary for fields of two types
+    assert cache_bytes(CARD, config, workspace=GB) == pytest.approx(expected * GB, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("limit", "total", "free"),
+    [
+        ("max", 16_000_000 * 1024, 8_000_000 * 1024),
+        ("3000000000", 3_000_000_000, 2_000_000_000),
+        ("900000000", 900_000_000, 0),
+        (None, 16_000_000 * 1024, 8_000_000 * 1024),
+    ],
+    ids=["no limit", "a limit", "a limit that is used up", "no container"],
+)
+def test_a_host_has_what_the_machine_has_or_the_containers_limit_leaves(limit: str | None, total: int, free: int, tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       16000000 kB\nMemFree: 1000000 kB\nMemAvailable: 8000000 kB\n")
+    (tmp_path / "proc/self/status").write_text("Name:\tpython\nVmRSS:\t  900 kB\nRssAnon:\t     700 kB\n")
+    if limit is not None:
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+        (tmp_path / "sys/fs/cgroup/memory.stat").write_text("anon_thp 5\nanon 1000000000\nfile 1900000000\n")
+
+    assert host_memory(tmp_path) == DeviceMemory(total, free, 700 * 1024)
+
+
+def test_a_limit_that_leaves_no_room_for_one_request_is_refused_with_the_numbers(tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"0 would fit in memory: .* GB free of .* raise --memory-fraction or ASCEND_MAX_MEM"):
+        load_engine(tiny_dir, EngineConfig(memory_limit=1000))
+
+
+def test_a_smaller_step_leaves_more_for_the_cache(tiny_dir: Path) -> None:
+    model = ModelConfig.from_dir(tiny_dir)
+    assert step_bytes(EngineConfig(max_batched_tokens=256), model) < step_bytes(EngineConfig(max_batched_tokens=8192), model)
+
+
+def test_the_cache_is_in_memory_from_the_start(tiny_dir: Path) -> None:
+    before = host_memory(Path("/")).own
+    engine = load_engine(tiny_dir, EngineConfig(cache_tokens=1 << 17))
+    size = sum(tensor.nbytes for tensor in _tensors(engine._runner._cache))
+    assert size > 100_000_000
+    assert host_memory(Path("/")).own - before > 0.9 * size
+
+
+def _tensors(cache: object) -> list[torch.Tensor]:
+    """All tensors of a cache, however its layers name them."""
+    return [
+        tensor
+        for layer in cache.layers
+        for name in layer.__slots__
+        if isinstance(tensor := getattr(layer, name), torch.Tensor)  # type: ignore[attr-defined]  # any cache
+    ]
+
+
+def test_serving_allocates_no_cache_and_keeps_no_memory(tiny_dir: Path) -> None:
+    """Temporaries come and go in every step; what this shows is that none of them stay, over some hundred steps of mixed work."""
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=8, max_batched_tokens=256, cache_tokens=8192))
+    addresses = [tensor.data_ptr() for tensor in _tensors(engine._runner._cache)]
+    engine.start()
+    client = Client(engine)
+    prompt = encode("The river was wide and slow. " * 30)
+
+    def work(rounds: int) -> None:
+        for number in range(rounds):
+            streams = [client.send(prompt[number + index :], greedy(12, ignore_eos=True)) for index in range(8)]
+            assert all(len(stream.tokens()) == 12 for stream in streams)
+
+    work(6)
+    before = host_memory(Path("/")).own
+    work(12)
+    grown = host_memory(Path("/")).own - before
+    poll(lambda: not engine.stats().has_work, "idle")
+    engine.stop()
+
+    assert grown < 4_000_000
+    assert [tensor.data_ptr() for tensor in _tensors(engine._runner._cache)] == addresses
