@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from glm5_runtime.ops.paging import LayerCache
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -18,21 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer's rows: latent [S, L] after its norm, rope [S, R] after rotation, index [S, D] on layers with an indexer."""
-
-    latent: Tensor
-    rope: Tensor
-    index: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
 class KVCache:
-    """All layers' rows for `pages` pages of `page_size` tokens, and page 0 before them.
-
-    Page 0 belongs to nobody and stays zero. Padding reads it: a masked row weighs nothing, but nothing times another
-    request's NaN would be NaN.
-    """
+    """All layers' rows for `pages` pages of `page_size` tokens, and page 0 before them, which belongs to nobody and stays zero."""
 
     layers: tuple[LayerCache, ...]
     pages: int

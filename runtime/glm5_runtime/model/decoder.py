@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from glm5_runtime.model.attention import Attention
 from glm5_runtime.model.indexer import StepContext
-from glm5_runtime.model.layers import Embedding, Linear, RMSNorm
+from glm5_runtime.model.layers import Embedding, Linear, Module, RMSNorm
 from glm5_runtime.model.moe import MLP, MoE
-from glm5_runtime.model.rope import rotary_angles
 
 if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
     from glm5_runtime.model.batch import Batch
-    from glm5_runtime.model.cache import KVCache, LayerCache
-    from glm5_runtime.model.indexer import Selection, Selector
+    from glm5_runtime.model.cache import KVCache
+    from glm5_runtime.model.indexer import Choice, Selector
     from glm5_runtime.ops.interface import OperatorSet
+    from glm5_runtime.ops.paging import LayerCache
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """Attention and feed-forward, each behind a norm and added to the stream."""
 
     def __init__(self, config: ModelConfig, layer: int, ops: OperatorSet) -> None:
@@ -35,19 +35,19 @@ class DecoderLayer(nn.Module):
         dense = config.mlp_layer_types[layer] == "dense"
         self.mlp = MLP(config.hidden_size, config.intermediate_size, ops) if dense else MoE(config, ops)
 
-    def forward(self, x: Tensor, context: StepContext, cache: LayerCache, shared: list[Selection]) -> tuple[Tensor, list[Selection]]:
+    def forward(self, x: Tensor, context: StepContext, cache: LayerCache, shared: Choice) -> tuple[Tensor, Choice]:
         """[N, hidden] → [N, hidden] and the token selection for layers that share it."""
-        attended, selection = self.self_attn(self.input_layernorm(x), context, cache, shared)
+        attended, choice = self.self_attn(self.input_layernorm(x), context, cache, shared)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), selection
+        return x + self.mlp(self.post_attention_layernorm(x)), choice
 
 
-class Decoder(nn.Module):
+class Decoder(Module):
     """The whole model, `tokens → hidden states`; logits are asked for by row, since most prompt rows need none."""
 
     def __init__(self, config: ModelConfig, ops: OperatorSet) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.ops = config, ops
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ops) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
@@ -58,11 +58,11 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch, cache: KVCache, select: Selector | None = None) -> Tensor:
         """Hidden states after the final norm, [N, hidden]; writes the tokens' cache rows. `select` overrides the choice of tokens."""
         x = self.embed_tokens(batch.tokens)
-        rotary = rotary_angles(batch.positions, self.config.rope_theta, self.config.qk_rope_head_dim)
+        rotary = self.ops.rotary(batch.positions, self.config.rope_theta, self.config.qk_rope_head_dim)
         context = StepContext(batch, rotary, select)
-        selection: list[Selection] = []
+        choice: Choice = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x, selection = layer(x, context, layer_cache, selection)
+            x, choice = layer(x, context, layer_cache, choice)
         hidden: Tensor = self.norm(x)
         return hidden
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from glm5_runtime.model.layers import Linear
+from glm5_runtime.model.layers import Linear, Module
 from glm5_runtime.ops.reference import Routing
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from glm5_runtime.ops.interface import OperatorSet
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """SwiGLU feed-forward, [N, hidden] → [N, hidden]."""
 
     def __init__(self, hidden: int, inner: int, ops: OperatorSet) -> None:
@@ -33,7 +33,7 @@ class MLP(nn.Module):
         return output
 
 
-class Router(nn.Module):
+class Router(Module):
     """Weight [E, hidden] and load-balancing bias [E]; both stay fp32: a rounded score picks another expert."""
 
     def __init__(self, hidden: int, experts: int) -> None:
@@ -46,7 +46,7 @@ class Router(nn.Module):
         return nn.functional.linear(x.float(), self.weight)
 
 
-class Experts(nn.Module):
+class Experts(Module):
     """All routed experts of a layer, fused: gate_up_proj [E, 2i, hidden], down_proj [E, hidden, i]."""
 
     def __init__(self, hidden: int, inner: int, experts: int) -> None:
@@ -55,7 +55,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner))
 
 
-class MoE(nn.Module):
+class MoE(Module):
     """Routed experts plus the shared one, [N, hidden] → [N, hidden]."""
 
     def __init__(self, config: ModelConfig, ops: OperatorSet) -> None:

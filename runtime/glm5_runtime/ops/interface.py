@@ -1,20 +1,28 @@
 """The operator set: every piece of arithmetic that a device may do in its own way.
 
 The decoder calls nothing but these and plain linear layers. One set is chosen at start (`operators`) and passed down;
-a module of functions with these signatures is a set. Nothing here reads a config or a cache.
+a module of functions with these signatures is a set. Nothing here reads a config.
 
-Legend: B sequences, Q query tokens of each, T context tokens, H heads, I indexer heads, D indexer head size, K selected
-tokens, L latent, R rotary key, E experts, N any number of tokens. Shapes are in the order given, dtype is the model's unless said.
+Legend: N tokens of a step, B sequences, Q query tokens of each, T context tokens, P pages of a context, S cache rows, H heads,
+I indexer heads, D indexer head size, K selected tokens, L latent, R rotary key, E experts. Shapes are in the order given, dtype is
+the model's unless said.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from glm5_runtime.ops import reference
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
+    from glm5_runtime.ops.paging import LayerCache, Queries, Selection
+
+Rotary = Any
+"""Rotary angles of the step's tokens, in the form that the set's own `rotate` takes."""
 
 
 class OperatorSet(Protocol):
@@ -26,19 +34,27 @@ class OperatorSet(Protocol):
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         """Layer norm over the last axis, in fp32."""
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding of interleaved pairs."""
+    def rotary(self, positions: Tensor, theta: float, size: int) -> Rotary:
+        """Angles of the step's positions, once a step."""
 
-    def index_scores(self, query: Tensor, weights: Tensor, keys: Tensor, visible: Tensor) -> Tensor:
-        """The indexer's opinion of every context token."""
+    def rotate(self, x: Tensor, rotary: Rotary) -> None:
+        """Rotary embedding of interleaved pairs, in place."""
 
-    def select_tokens(self, scores: Tensor, k: int) -> Tensor:
-        """The k best per row, ties to the lower index."""
+    def remember(self, kv: Tensor, weight: Tensor, eps: float, rotary: Rotary, *, slots: Tensor, cache: LayerCache) -> None:
+        """Norm of the latent, rotation of the key, and both written to the cache."""
+
+    def remember_index(self, key: Tensor, slots: Tensor, cache: LayerCache) -> None:
+        """The index key written to the cache."""
+
+    def choose(
+        self, query: Tensor, weights: Tensor, cache: LayerCache, queries: Queries, *, k: int, select: Callable[[Tensor, int], Tensor] | None
+    ) -> Selection:
+        """The lightning indexer: the k context tokens of each query that matter most."""
 
     def attend(
-        self, query_latent: Tensor, query_rope: Tensor, latent: Tensor, key_rope: Tensor, *, visible: Tensor, scale: float
+        self, latent: Tensor, rope: Tensor, cache: LayerCache, queries: Queries, selection: Selection | None, *, scale: float
     ) -> Tensor:
-        """Absorbed latent attention."""
+        """Absorbed latent attention on the selected tokens, or on all visible ones."""
 
     def route(self, logits: Tensor, bias: Tensor, choice: reference.Routing) -> tuple[Tensor, Tensor]:
         """Which experts see a token, and how much each counts."""

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GlmMoeDsaConfig, GlmMoeDsaForCaus
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as module
 
 from glm5_runtime.config import ModelConfig
-from glm5_runtime.model.batch import WORKSPACE_BYTES, Chunk, Group, build_batch
+from glm5_runtime.model.batch import WORKSPACE_BYTES, Chunk, build_batch
 from glm5_runtime.model.cache import KVCache
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.model.indexer import Selector
+    from glm5_runtime.ops.paging import Queries
 
 CPU = torch.device("cpu")
 PAGE = 16
@@ -130,14 +131,14 @@ class Injected:
     compared: int = 0
     layers: set[int] = field(default_factory=set)
 
-    def __call__(self, layer: int, group: Group, scores: Tensor, k: int) -> Tensor:
+    def __call__(self, layer: int, queries: Queries, scores: Tensor, k: int) -> Tensor:
         own = operators("cpu").select_tokens(scores, k)
-        positions = group.positions[0]
+        positions = queries.positions[0]
         theirs = self.selections[layer][positions][:, :k].unsqueeze(0)
         for row, position in enumerate(positions.tolist()):
             mine = {token for token in own[0, row].tolist() if token <= position}
             other = {token for token in theirs[0, row].tolist() if token <= position}
-            threshold = scores[0, row, own[0, row, -1]]
+            threshold = scores[0, row, own[0, row]].min()
             for token in mine ^ other:
                 self.worst = max(self.worst, float((scores[0, row, token] - threshold).abs()))
             self.compared += 1

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from glm5_runtime.config import ModelConfig
+from glm5_runtime.model import batch as batches
 from glm5_runtime.model.attention import Attention
 from glm5_runtime.model.batch import WORKSPACE_BYTES, Chunk, build_batch, workspace_bytes
 from glm5_runtime.model.cache import KVCache, bytes_per_token
@@ -42,12 +43,24 @@ def test_decodes_share_a_group_and_a_prompt_has_its_own(config: ModelConfig) -> 
 def test_a_shorter_context_is_padded_with_page_0_and_sees_none_of_it(config: ModelConfig) -> None:
     (group,) = build_batch([Chunk([5], 1, [2]), Chunk([6], 5, [7, 3])], config, page_size=4, device=CPU).groups
     assert group.slots.tolist() == [[8, 9, 10, 11, 0, 1], [28, 29, 30, 31, 12, 13]]
-    assert group.visible.sum(-1).tolist() == [[2], [6]]
+    assert group.hidden is not None
+    assert (~group.hidden).sum(-1).tolist() == [[2], [6]]
 
 
 def test_a_query_sees_itself_and_what_came_before(config: ModelConfig) -> None:
     (group,) = build_batch([Chunk([1, 2, 3], 2, [1, 2])], config, page_size=4, device=CPU).groups
-    assert group.visible[0].int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert group.hidden is not None
+    assert group.hidden[0].int().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
+    assert build_batch([Chunk([3], 4, [1, 2])], config, page_size=4, device=CPU).groups[0].hidden is None
+
+
+def test_pages_side_by_side_are_read_as_a_slice_and_others_are_gathered_to_the_same_rows(config: ModelConfig) -> None:
+    rows = torch.arange(40).unsqueeze(1)
+    (beside,) = build_batch([Chunk([3], 9, [2, 3, 4, 7])], config, page_size=4, device=CPU).groups
+    (apart,) = build_batch([Chunk([3], 9, [2, 4, 3])], config, page_size=4, device=CPU).groups
+    assert beside.read(rows).flatten().tolist() == list(range(8, 18))
+    assert beside.read(rows).data_ptr() == rows[8:].data_ptr()
+    assert apart.read(rows).flatten().tolist() == [8, 9, 10, 11, 16, 17, 18, 19, 12, 13]
 
 
 @pytest.mark.parametrize("workspace", [1, 10_000, 60_000, 1 << 30])
@@ -113,11 +126,18 @@ SIZES = {"kv_lora_rank": 128, "qk_rope_head_dim": 16, "num_attention_heads": 16,
 @pytest.mark.parametrize("context", [40, 64, 65, 700, 5000])
 @pytest.mark.parametrize("changes", [{}, {"index_n_heads": 1}, {"num_attention_heads": 4, "index_topk": 500}], ids=str)
 def test_the_workspace_covers_what_torch_really_allocates_and_is_no_wild_guess(
-    config: ModelConfig, changes: dict[str, int], context: int, shape: tuple[int, int], dtype: torch.dtype
+    config: ModelConfig,
+    changes: dict[str, int],
+    context: int,
+    shape: tuple[int, int],
+    *,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(batches, "_TOGETHER", 1 << 20)
     sequences, queries = shape
     config = config.model_copy(update=SIZES | changes)
-    pages = [range(1 + row * 700, 1 + row * 700 + 700) for row in range(sequences)]
+    pages = [range(700 + row * 700, row * 700, -1) for row in range(sequences)]  # to be gathered
     chunks = [Chunk([1] * queries, context - queries, of) for of in pages]
     (group,) = build_batch(chunks, config, 8, CPU, workspace=1 << 40).groups
     attention = Attention(config, 0, operators("cpu"))
@@ -132,8 +152,8 @@ def test_the_workspace_covers_what_torch_really_allocates_and_is_no_wild_guess(
     assert cache.index is not None
 
     with torch.inference_mode(), _Peak() as peak:
-        chosen = attention.indexer._choose(*index, cache.index, group, None)
-        attention._attend(latent, rope, cache, group, chosen)
+        chosen = attention.indexer._choose(*index, cache, group, None)
+        attention.ops.attend(latent, rope, cache, group, chosen, scale=attention.scale)
 
     bound = workspace_bytes(context, sequences, count, config)
     assert peak.most <= bound
