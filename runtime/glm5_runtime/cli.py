@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from glm5_runtime import device as devices
 from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig
@@ -47,6 +50,21 @@ def _seconds(value: object) -> object:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
+def _hook(value: str) -> str:
+    """A URL or the command line of a program that there is; a shell never sees it."""
+    if value.startswith(("http://", "https://")):
+        if not urlsplit(value).hostname:
+            raise ValueError("must be a URL such as http://host/path, or a command")
+        return value
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"can't be read as a command line: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise ValueError(f"there is no program {words[0] if words else ''!r} to run; give a URL or a command line")
+    return value
+
+
 class ServeArguments(BaseModel):
     """Checked arguments of `serve`. Field names are the flags' with underscores."""
 
@@ -69,6 +87,8 @@ class ServeArguments(BaseModel):
     prefix_cache: Literal["on", "off"] = "on"
     seed: int = Field(0, ge=0, le=2**63 - 1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    audit_log: str | None = Field(None, min_length=1)
+    post_inference_hook: tuple[Annotated[str, AfterValidator(_hook)], ...] | None = None
 
 
 def check_arguments(given: Mapping[str, Any]) -> ServeArguments:
@@ -152,6 +172,15 @@ def _root(
 
 
 Text = str | None  # every option arrives as text: pydantic checks all of them together and names each fault
+AuditLog = Annotated[
+    Text, typer.Option(metavar="PATH|-", help="One JSON line a request, without content, to a file or standard output. [default: none]")
+]
+Hooks = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COMMAND|URL", help="Gets one JSON object for each request that was computed; may be given several times. [default: none]"
+    ),
+]
 
 
 @app.command()
@@ -213,6 +242,8 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     log_level: Annotated[
         Text, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log. [default: info]")
     ] = None,
+    audit_log: AuditLog = None,
+    post_inference_hook: Hooks = None,
 ) -> None:
     """Serve one model over HTTP: OpenAI's endpoints, /generate, /health, /metrics.
 
@@ -267,6 +298,8 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         model_version=arguments.model_version,
         device=choice.device,
         api_key=key,
+        audit_log=arguments.audit_log,
+        post_inference_hooks=arguments.post_inference_hook or (),
     )
     engine = EngineConfig(
         device=choice.device,

@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
+from glm5_runtime.server.account import Account
 from glm5_runtime.server.body import discard
 from glm5_runtime.server.chat import chat
 from glm5_runtime.server.completions import completions
@@ -72,12 +73,11 @@ class _Guard:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        started, status = time.monotonic(), 0
+        started, account = time.monotonic(), Account.opened(scope, self._service.settings.model_name, time.time())
 
         async def send_noting_status(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                account.status = message["status"]
             await send(message)
 
         refusal = self._refusal(scope)
@@ -94,8 +94,11 @@ class _Guard:
             service.active -= 1
             if service.active == 0:
                 service.idle.set()
-            milliseconds = (time.monotonic() - started) * 1000
-            logger.info("request method=%s path=%r status=%d ms=%d", scope["method"], scope["path"][:80], status, milliseconds)
+            account.seconds = time.monotonic() - started
+            milliseconds = account.seconds * 1000
+            logger.info("request method=%s path=%r status=%d ms=%d", account.method, account.path[:80], account.status, milliseconds)
+            for listener in service.listeners:
+                listener.tell(account)
 
     def _refusal(self, scope: Scope) -> Response | None:
         if self._key is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from glm5_runtime.engine.request import FinishReason
+from glm5_runtime.server.account import Account
 from glm5_runtime.server.choice import Choice
 from glm5_runtime.server.errors import bad_request, unsupported
 from glm5_runtime.server.generation import Planned
@@ -42,7 +43,7 @@ async def chat(request: Request) -> Response:
     service: Service = request.app.state.service
     body, prompt = await service.read(request, lambda raw: understand(service, raw))
     plan = await _plan(service.model, body, prompt)
-    run = _ChatRun(service, body, plan)
+    run = _ChatRun(service, body, plan, Account.of(request.scope))
     if body.stream:
         return EventStream(run.events(), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole()), headers={"x-request-id": run.id})
@@ -188,10 +189,10 @@ class _Message:
 class _ChatRun:
     """One request from its submission to its reply."""
 
-    def __init__(self, service: Service, body: ChatRequest, plan: _Plan) -> None:
+    def __init__(self, service: Service, body: ChatRequest, plan: _Plan, account: Account) -> None:
         self.id = public_id("chatcmpl", body.request_id)
         self._service, self._body, self._plan = service, body, plan
-        self._generation = service.generation(self.id)
+        self._generation = service.generation(self.id, account)
         self._parsers = [ChatParser(thinking=plan.thinking, tools=plan.tools, several_calls=body.parallel_tool_calls) for _ in plan.choices]
         self._reasoning_tokens = 0
         self._created = int(time.time())

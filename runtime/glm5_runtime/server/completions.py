@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from glm5_runtime.server.account import Account
 from glm5_runtime.server.choice import Choice
 from glm5_runtime.server.errors import bad_request, unsupported
 from glm5_runtime.server.generation import Planned
@@ -43,7 +44,7 @@ async def completions(request: Request) -> Response:
         why = f"{len(body.prompt)} prompts with n={body.n} are more than the {most} choices of one request (running and queued together)"
         raise bad_request(why, "prompt")
     prompts = [await read_prompt(service.model, prompt, body.add_special_tokens) for prompt in body.prompt]
-    run = _CompletionRun(service, body, prompts)
+    run = _CompletionRun(service, body, prompts, Account.of(request.scope))
     if body.stream:
         return EventStream(run.events(), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole()), headers={"x-request-id": run.id})
@@ -126,7 +127,7 @@ class _Text:
 class _CompletionRun:
     """One request from its submission to its reply."""
 
-    def __init__(self, service: Service, body: CompletionRequest, prompts: list[Prompt]) -> None:
+    def __init__(self, service: Service, body: CompletionRequest, prompts: list[Prompt], account: Account) -> None:
         self.id = public_id("cmpl", body.request_id)
         self._service, self._body = service, body
         echo_logprobs = body.logprobs if body.echo else None
@@ -139,7 +140,7 @@ class _CompletionRun:
             )
         ]
         self._logprobs = [CompletionLogprobs(service.model.tokenizer, _hidden(service.model, body)) for _ in self._planned]
-        self._generation = service.generation(self.id)
+        self._generation = service.generation(self.id, account)
         self._created = int(time.time())
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from glm5_runtime.engine.request import Output, SamplingParams
     from glm5_runtime.engine.stats import EngineStats
+    from glm5_runtime.server.account import Account
     from glm5_runtime.server.choice import Choice, Piece
     from glm5_runtime.server.metrics import Metrics
 
@@ -57,8 +58,9 @@ class Planned:
 class Generation:
     """All choices of one HTTP request, running side by side."""
 
-    def __init__(self, request_id: str, engine: EnginePort, metrics: Metrics, saw: Callable[[Output], None]) -> None:
+    def __init__(self, request_id: str, engine: EnginePort, metrics: Metrics, saw: Callable[[Output], None], account: Account) -> None:
         self.id = request_id
+        self._account = account
         self.choices: list[Choice] = []
         self._engine = engine
         self._metrics = metrics
@@ -84,6 +86,7 @@ class Generation:
             refusal = self._engine.refusal(request)
             if refusal is not None:
                 raise bad_request(refusal)
+        self._account.prompt_tokens = sum(len(prompt) for prompt in {id(plan.prompt): plan.prompt for plan in planned}.values())
         for index, (request, plan) in enumerate(zip(requests, planned, strict=True)):
             self.choices.append(plan.choice)
             self._timers.append(_Timer(time.monotonic(), len(request.prompt), request.params.max_tokens))
@@ -126,6 +129,17 @@ class Generation:
         if last is None or last.finish_reason is None:  # ended by us (stop string, client gone), not by the engine
             self._engine.abort(f"{self.id}-{index}")
         self._timers[index].end(self._metrics, reason, self.choices[index].tokens)
+        self._note(index, reason)
+
+    def _note(self, index: int, reason: FinishReason) -> None:
+        """Write down the end of a choice."""
+        account, timer = self._account, self._timers[index]
+        account.finish_reasons.append(reason.value)
+        account.completion_tokens += self.choices[index].tokens
+        if index == 0:
+            account.cached_tokens = timer.cached
+            account.queue_seconds = None if timer.scheduled is None else max(0.0, timer.scheduled - timer.started)
+            account.first_token_seconds = None if timer.first is None else timer.first - timer.started
 
     def _sink(self, index: int) -> Callable[[Output], None]:
         def deliver(output: Output) -> None:

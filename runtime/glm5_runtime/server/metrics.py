@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.engine.stats import STEP_TOKENS
+from glm5_runtime.server import audit, hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -58,6 +59,10 @@ class Metrics:
         self._ended = {reason: success.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
         refused = Counter("glm5:request_rejections", "Requests refused before the engine.", (*LABELS, "reason"), registry=self.registry)
         self._refused = {reason: refused.labels(**self._labels, reason=reason) for reason in REJECTIONS}
+        audited = Counter("glm5:audit_lines", "Lines of the audit log.", (*LABELS, "outcome"), registry=self.registry)
+        self._audited = {outcome: audited.labels(**self._labels, outcome=outcome) for outcome in audit.OUTCOMES}
+        hooked = Counter("glm5:hook_records", "Records given to post-inference hooks.", (*LABELS, "outcome"), registry=self.registry)
+        self._hooked = {outcome: hooked.labels(**self._labels, outcome=outcome) for outcome in hooks.OUTCOMES}
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry).labels(**self._labels)
@@ -96,6 +101,14 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         """A request was refused; `reason` is one of REJECTIONS."""
         self._refused[reason].inc()
+
+    def audited(self, outcome: str) -> None:
+        """A line of the audit log was written or lost; `outcome` is one of audit.OUTCOMES."""
+        self._audited[outcome].inc()
+
+    def hooked(self, outcome: str) -> None:
+        """A record has been through a hook, or never got there; `outcome` is one of hooks.OUTCOMES."""
+        self._hooked[outcome].inc()
 
     def render(self) -> bytes:
         """The text exposition format."""

@@ -21,6 +21,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,7 +29,9 @@ import uvicorn
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.server.app import build_app
+from glm5_runtime.server.audit import AuditLog
 from glm5_runtime.server.connections import ACCEPTED_AT_ONCE, Connection, raise_limit
+from glm5_runtime.server.hooks import Hook
 from glm5_runtime.server.params import Limits, SamplingDefaults
 from glm5_runtime.server.protocol import MAX_CHOICES
 from glm5_runtime.server.service import Loaded, Service
@@ -36,10 +39,11 @@ from glm5_runtime.server.template import TemplateError, find_template
 from glm5_runtime.server.tokens import TextTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from glm5_runtime.config import EngineConfig
     from glm5_runtime.engine.engine import Engine
+    from glm5_runtime.server.account import Listener
     from glm5_runtime.server.service import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -92,6 +96,11 @@ class _Process:
             logger.error("can't listen on %s port %d: %s", self.settings.host, self.settings.port, error.strerror)
             return 1
         service, most = Service(self.settings), raise_limit()
+        try:
+            service.listeners += _listeners(service)
+        except OSError as error:
+            logger.error("--audit-log: %s can't be written: %s", self.settings.audit_log, error.strerror)
+            return 1
         server = _Server(
             uvicorn.Config(
                 build_app(service),
@@ -114,6 +123,7 @@ class _Process:
             await self._drain(service)
             server.should_exit = True
         await serving
+        await asyncio.gather(*(listener.close(_LAST_WORDS) for listener in service.listeners))
         for task in (watching, loading, stopping):
             task.cancel()
         logger.info("stopped code=%d", self.exit_code)
@@ -162,6 +172,16 @@ class _Process:
                     await _in_thread(self.engine.stop, "stop")
         if service.active:
             await _first(_LAST_WORDS, service.idle)
+
+
+def _listeners(service: Service) -> Iterator[Listener]:
+    """Who is told of requests; raises OSError when the audit log can't be written."""
+    settings = service.settings
+    if settings.audit_log is not None:
+        begins = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": "start", "model": settings.model_name}
+        yield AuditLog(settings.audit_log, service.metrics.audited, first=begins)
+    for target in settings.post_inference_hooks:
+        yield Hook(target, service.metrics.hooked)
 
 
 def _listen(host: str, port: int) -> socket.socket:

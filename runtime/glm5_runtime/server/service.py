@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from glm5_runtime.server.account import Account, Listener
     from glm5_runtime.server.generation import EnginePort
     from glm5_runtime.server.params import Limits, SamplingDefaults
     from glm5_runtime.server.protocol import RequestBody
@@ -53,6 +54,8 @@ class ServerSettings:
     chat_template: str = "auto"
     model_version: str | None = None  # which built-in template to take when the checkpoint has none
     device: str = "cpu"  # told by the metrics
+    audit_log: str | None = None  # a file, or - for standard output
+    post_inference_hooks: tuple[str, ...] = ()  # commands and URLs
     api_key: str | None = None  # from the environment only: a flag would show in `ps`
     patience: Patience = field(default_factory=Patience)
 
@@ -81,6 +84,7 @@ class Service:
         self.idle = asyncio.Event()
         self.idle.set()
         self.watch = EngineWatch(settings.patience)
+        self.listeners: list[Listener] = []  # told of each request when it has ended
         self.metrics = Metrics(settings.model_name, lambda: self.loaded.engine.stats() if self.loaded else None, device=settings.device)
 
     def attach(self, loaded: Loaded) -> None:
@@ -99,9 +103,10 @@ class Service:
         assert self.loaded is not None
         return self.loaded
 
-    def generation(self, public_id: str) -> Generation:
+    def generation(self, public_id: str, account: Account) -> Generation:
         """A run of engine requests. Its engine ids are unique even when clients repeat theirs."""
-        return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw)
+        account.request_id = public_id
+        return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw, account)
 
     async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
         """What `understand` makes of the JSON body of a request, or ClientGone. A large one is parsed and understood in a thread."""

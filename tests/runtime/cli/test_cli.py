@@ -18,6 +18,7 @@ EVERY_FLAG = [
     *("--device", "auto", "--dtype", "bfloat16", "--max-model-len", "40960", "--max-sequences", "16", "--max-batched-tokens", "8192"),
     *("--max-queue", "64", "--max-request-bytes", "1000000", "--drain-timeout", "300s", "--chat-template", "5.1"),
     *("--model-version", "5.1", "--prefix-cache", "off", "--seed", "7", "--log-level", "info"),
+    *("--audit-log", "-", "--post-inference-hook", "cat -n", "--post-inference-hook", "https://hooks.example/glm"),
 ]
 
 
@@ -46,6 +47,8 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "prefix_cache": "off",
         "seed": 7,
         "log_level": "info",
+        "audit_log": "-",
+        "post_inference_hook": ("cat -n", "https://hooks.example/glm"),
     }
 
 
@@ -68,6 +71,8 @@ def test_durations_have_units(text: str, seconds: float) -> None:
         *(("--drain-timeout", text) for text in ("300", "5x", "-5s", "s", "", "25h", "1s 2s")),
         *(("--port", text) for text in ("0", "65536", "abc", "8000.5", "-1")),
         *(("--max-sequences", text) for text in ("0", "1e9", "many")),
+        *(("--post-inference-hook", text) for text in ("", "no-such-program-here -x", "cat 'open", "http:///path", "ftp://host/")),
+        ("--audit-log", ""),
         ("--max-queue", "-1"),
         ("--max-request-bytes", "10"),
         ("--max-model-len", "0"),
