@@ -7,6 +7,7 @@ What happens when something fails:
 - a request that can't be served gets an ERROR output (`checks`), and never meets a tensor;
 - logits that are not finite fail that request alone; those of the engine's own first token leave `tokens_since_start` at 0;
 - out of memory in a step fails the requests of that step; their pages and temporaries are free again, and the engine goes on;
+- a grammar that outgrows its limits fails its request;
 - a sink that raises loses its request;
 - anything else (a device fault, our own mistake) fails every unfinished request and ends the thread: `stats().alive` is False,
   `submit` raises EngineDead, health falls, and the process is restarted. State on a device that has faulted can't be trusted.
@@ -228,8 +229,12 @@ class Engine:
             return
         sequence.append(choice.token)
         self._generation_tokens += 1
+        if sequence.sampling.fault is not None:
+            self._finish(sequence, FinishReason.ERROR, error=sequence.sampling.fault, own_fault=True)
+            return
         reason = None
-        if choice.token in sequence.stop_ids and sequence.produced >= sequence.params.min_tokens:
+        may_stop = sequence.produced >= sequence.params.min_tokens or sequence.sampling.finished
+        if choice.token in sequence.stop_ids and may_stop:
             reason = FinishReason.STOP
         elif sequence.produced >= sequence.params.max_tokens:
             reason = FinishReason.LENGTH
@@ -246,10 +251,11 @@ class Engine:
         error: str | None = None,
         *,
         out_of_memory: bool = False,
+        own_fault: bool = False,
     ) -> None:
         """Free what the sequence holds, then say the last word: who reads it finds the place free."""
         self._release(sequence, spoiled=reason is FinishReason.ERROR)
-        _tell(sequence, choice, reason, error, out_of_memory=out_of_memory)
+        _tell(sequence, choice, reason, error, out_of_memory=out_of_memory, own_fault=own_fault)
 
     def _release(self, sequence: Sequence, *, spoiled: bool = False) -> None:
         """A sequence that failed leaves nothing that others might share: its rows may be what it failed of."""
@@ -273,7 +279,13 @@ class Engine:
 
 
 def _tell(
-    sequence: Sequence, choice: Chosen | None, reason: FinishReason | None, error: str | None = None, *, out_of_memory: bool = False
+    sequence: Sequence,
+    choice: Chosen | None,
+    reason: FinishReason | None,
+    error: str | None = None,
+    *,
+    out_of_memory: bool = False,
+    own_fault: bool = False,
 ) -> bool:
     """Call the sink; False when it raises: nobody is listening any more, and that is no trouble of the others."""
     is_first = sequence.produced <= 1 and sequence.params.prompt_logprobs is not None
@@ -285,6 +297,7 @@ def _tell(
         error=error,
         prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and error is None and reason is not FinishReason.ABORT else None,
         out_of_memory=out_of_memory,
+        own_fault=own_fault,
         scheduled=sequence.scheduled,
         cached=sequence.cached,
     )

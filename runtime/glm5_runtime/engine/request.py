@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from glm5_runtime.engine.constraint import ConstraintFactory
+
 
 class FinishReason(StrEnum):
     """Why a request ended. The server maps these to the words of the protocol it speaks."""
@@ -62,6 +64,7 @@ class Request:
     prompt: tuple[int, ...]
     params: SamplingParams
     cache_salt: str = ""
+    constraint: ConstraintFactory | None = None  # what restricts its tokens, made anew for each request
     priority: int = 0
     client: str = ""
     tier: str | None = None
@@ -86,7 +89,8 @@ class Output:
 
     A stop token is reported as the last output's `token` with reason STOP. `token` is None when the request ends
     without one (abort, error, max_tokens 0). `error` says what went wrong and what to change, with reason ERROR.
-    `out_of_memory` tells an error that may pass from one that won't. `prompt_logprobs` comes with the first output when asked for: one
+    `out_of_memory` tells an error that may pass from one that won't; `own_fault`: the request brought it with it.
+    `prompt_logprobs` comes with the first output when asked for: one
     entry per prompt token, None for the first. `scheduled` is `time.monotonic()` of the request's first step, None before it; `cached`:
     tokens of the prompt that weren't computed for it, because the prefix cache held them.
     """
@@ -98,5 +102,6 @@ class Output:
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     out_of_memory: bool = False
+    own_fault: bool = False
     scheduled: float | None = None
     cached: int = 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from glm5_runtime.engine.blocks import first_name, next_name
+from glm5_runtime.engine.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ class Sequence:
     sink: Callable[[Output], None]
     stop_ids: frozenset[int]
     seed: int
+    sampling: Sampling = field(init=False)
     tokens: list[int] = field(init=False)
     computed: int = 0
     pages: list[int] = field(default_factory=list)
@@ -43,6 +45,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.sampling = Sampling(self.request, self.seed)
 
     @property
     def params(self) -> SamplingParams:
@@ -75,3 +78,4 @@ class Sequence:
         """Add a produced token."""
         self.tokens.append(token)
         self.produced += 1
+        self.sampling.append(token)
