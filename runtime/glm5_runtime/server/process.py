@@ -8,6 +8,8 @@ Called by the command line. The order of things:
 4. SIGTERM or SIGINT: readiness falls and new requests are refused at once; running ones get `drain_timeout` to finish; then the process
    ends with code 0. A second signal ends the wait. In Kubernetes a preStop sleep of a few seconds should come first, so that the Service
    has stopped sending by the time we refuse, and terminationGracePeriodSeconds must cover the sleep, the drain timeout and 15 s more.
+5. An engine that dies has answered all its requests. Readiness falls at once, the answers get a few seconds to reach their clients, and the
+   process ends with code 1.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import socket
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _LOADING_NEWS = 10.0  # seconds between two lines while loading
+_ENGINE_CHECK = 0.5  # seconds between two looks whether the engine is alive
+_DEAD_DRAIN = 10.0  # seconds for its last answers
 _ENGINE_STOP = 10.0  # seconds the engine gets to end its step
 _KEEP_ALIVE = 75  # seconds; longer than gateways keep idle connections, else they send into one that we are closing
 _QUEUED_CONNECTIONS = 1024  # not yet accepted; they take no descriptors
@@ -118,13 +122,14 @@ class _Process:
         watching = asyncio.create_task(service.watch.run())
         loading = asyncio.create_task(self._load(service))
         stopping = asyncio.create_task(self.stop_asked.wait())
+        guarding = asyncio.create_task(self._end_with_the_engine())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             await self._drain(service)
             server.should_exit = True
         await serving
         await asyncio.gather(*(listener.close(_LAST_WORDS) for listener in service.listeners))
-        for task in (watching, loading, stopping):
+        for task in (watching, loading, stopping, guarding):
             task.cancel()
         logger.info("stopped code=%d", self.exit_code)
         return self.exit_code
@@ -158,6 +163,15 @@ class _Process:
         logger.error("the model can't be loaded: %s", why)
         self.exit_code = 1
         self.stop_asked.set()
+
+    async def _end_with_the_engine(self) -> None:
+        """Ask for the end when the engine is dead; only a new process has a new one."""
+        while self.engine is None or self.engine.stats().alive:  # noqa: ASYNC110 - a thread that ends signals nobody
+            await asyncio.sleep(_ENGINE_CHECK)
+        if not self.stop_asked.is_set():
+            logger.error("the engine has died, the reason stands above; the process ends for a restart")
+            self.exit_code, self.settings = 1, replace(self.settings, drain_timeout=min(_DEAD_DRAIN, self.settings.drain_timeout))
+            self.stop_asked.set()
 
     async def _drain(self, service: Service) -> None:
         service.drain()

@@ -6,12 +6,16 @@ The device under a real engine is what breaks here.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 import torch
 
+from glm5_runtime.config import EngineConfig
+from glm5_runtime.server.process import _Process
+from glm5_runtime.server.service import ServerSettings
 from tests.support import serving
 from tests.support.serving import MODEL, PING, QUICK, Device, ask, error_of, until
 
@@ -147,3 +151,32 @@ async def test_a_stopped_engine_tells_running_requests_so(rig: tuple[httpx.Async
     reply = await asyncio.wait_for(waiting, 5)
     assert (reply.status_code, error_of(reply)["code"]) == (503, "aborted")
     assert (await client.get("/health")).status_code == 503
+
+
+async def test_the_process_of_a_dead_engine_answers_everybody_and_ends_with_code_1(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = _Process(ServerSettings(MODEL, serving.TINY, port=port), EngineConfig(device="cpu", max_sequences=4))
+    running = asyncio.create_task(process.run())
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        await until(lambda: process.engine is not None and process.engine.stats().tokens_since_start > 0, 60)
+        assert process.engine is not None
+        device = Device(process.engine)
+        body = ask("Tell a story.", max_tokens=500, ignore_eos=True)
+        whole = asyncio.create_task(client.post(CHAT, json=body))
+        async with client.stream("POST", CHAT, json=body | {"stream": True}) as stream:
+            text = ""
+            async for chunk in stream.aiter_text():
+                text += chunk
+                if device.error is None:
+                    device.error = DEVICE_FAULT
+
+        assert "507035" in serving.events_of(text)[-1]["error"]["message"]
+        assert (await whole).status_code == 500
+        assert (await client.get("/health/ready")).json()["reason"] == "EngineDead"  # at once, before the process ends
+        refused = await client.post(CHAT, json=PING)
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    assert await asyncio.wait_for(running, 10) == 1
+    assert "507035" in caplog.text
+    assert "the process ends for a restart" in caplog.text
