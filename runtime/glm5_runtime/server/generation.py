@@ -81,7 +81,10 @@ class Generation:
 
     def start(self, planned: Sequence[Planned]) -> None:
         """Submit all choices or none; raises ApiError 400 (the engine refuses), 429 (queue full) or 503 (engine dead)."""
-        requests = [Request(f"{self.id}-{index}", plan.prompt, plan.params, plan.cache_salt) for index, plan in enumerate(planned)]
+        client = self._account.client
+        requests = [
+            Request(f"{self.id}-{index}", plan.prompt, plan.params, plan.cache_salt, client=client) for index, plan in enumerate(planned)
+        ]
         for request in requests:
             refusal = self._engine.refusal(request)
             if refusal is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LABELS = ("model_name", "engine")
 REJECTIONS = ("queue_full", "draining", "loading", "unauthorized", "too_large", "invalid")
+ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")  # vLLM's; our queue has no limit of tokens
 
 # vLLM's buckets (v1/metrics/buckets.py)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -59,6 +60,8 @@ class Metrics:
         self._ended = {reason: success.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason}
         refused = Counter("glm5:request_rejections", "Requests refused before the engine.", (*LABELS, "reason"), registry=self.registry)
         self._refused = {reason: refused.labels(**self._labels, reason=reason) for reason in REJECTIONS}
+        queue = Counter("vllm:admission_rejections", "Requests refused by a full queue.", ("model_name", "reason"), registry=self.registry)
+        self._queue_full, _ = [queue.labels(model_name, reason) for reason in ADMISSION_REASONS]
         audited = Counter("glm5:audit_lines", "Lines of the audit log.", (*LABELS, "outcome"), registry=self.registry)
         self._audited = {outcome: audited.labels(**self._labels, outcome=outcome) for outcome in audit.OUTCOMES}
         hooked = Counter("glm5:hook_records", "Records given to post-inference hooks.", (*LABELS, "outcome"), registry=self.registry)
@@ -101,6 +104,8 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         """A request was refused; `reason` is one of REJECTIONS."""
         self._refused[reason].inc()
+        if reason == "queue_full":
+            self._queue_full.inc()
 
     def audited(self, outcome: str) -> None:
         """A line of the audit log was written or lost; `outcome` is one of audit.OUTCOMES."""

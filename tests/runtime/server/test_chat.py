@@ -138,7 +138,8 @@ async def test_same_request_id_twice_at_once_is_served_twice(client: httpx.Async
 
 
 async def test_one_request_over_the_queue_limit_gets_429_with_retry_after(engine: Engine) -> None:
-    async with serving.asgi_client(serving.make_service(engine)) as client:
+    service = serving.make_service(engine)
+    async with serving.asgi_client(service) as client:
         long = ask("Tell a story.", max_tokens=48, ignore_eos=True)
         replies = await asyncio.gather(*(client.post("/v1/chat/completions", json=long) for _ in range(13)))  # 4 run, 8 wait
 
@@ -146,3 +147,4 @@ async def test_one_request_over_the_queue_limit_gets_429_with_retry_after(engine
     (refused,) = [reply for reply in replies if reply.status_code == 429]
     assert int(refused.headers["retry-after"]) >= 1
     assert error_of(refused)["type"] == "rate_limit_error"
+    assert b'vllm:admission_rejections_total{model_name="glm-5",reason="max_num_queued_reqs"} 1.0' in service.metrics.render()

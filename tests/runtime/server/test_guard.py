@@ -123,7 +123,6 @@ NOT_YET = {
     "spec_decode_num_draft_tokens": "there is no speculative decoding",
     "spec_decode_num_accepted_tokens": "there is no speculative decoding",
     "spec_decode_num_accepted_tokens_per_pos": "there is no speculative decoding",
-    "admission_rejections": "glm5:request_rejections counts them, by our own reasons",
 }
 
 
@@ -145,6 +144,8 @@ async def test_every_series_is_there_at_0_before_the_first_request() -> None:
     ] * 4
     assert sample(text, "glm5:request_rejections_total", reason="queue_full") == 0
     assert [sample(text, "vllm:num_requests_waiting_by_reason", reason=reason) for reason in ("capacity", "deferred")] == [0.0] * 2
+    for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        assert f'vllm:admission_rejections_total{{model_name="{MODEL}",reason="{reason}"}} 0.0' in text  # as vLLM, without `engine`
     assert sample(text, "glm5:runtime_info", device="cpu", version=version("glm5-ascend")) == 1
     assert sample(text, "vllm:time_to_first_token_seconds_bucket", le="2560.0") == 0
 
