@@ -6,6 +6,7 @@ Imports neither torch nor the server before the arguments are right and the envi
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -312,6 +313,21 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         seed=arguments.seed,
     )
     return process.serve(settings, engine)
+
+
+@app.command()
+def doctor(
+    output: Annotated[Literal["table", "json"], typer.Option(help="For people, or one JSON object.")] = "table",
+) -> None:
+    """Say what this machine's stack supports: driver, CANN, torch, cards, and each NPU operator, run on the card if there is one.
+
+    Exit code: 0 all operators run in their kernels and agree with the reference, 1 some don't, 3 no NPU is usable here.
+    """
+    from glm5_runtime import doctor as examination  # keeps `--help` instant
+
+    report = examination.examine(os.environ)
+    typer.echo(json.dumps(report, indent=2) if output == "json" else examination.as_table(report))
+    raise typer.Exit(report["exit_code"])
 
 
 def main() -> None:

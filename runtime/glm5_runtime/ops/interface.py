@@ -67,6 +67,9 @@ class OperatorSet(Protocol):
 
 
 def operators(device_type: str) -> OperatorSet:
-    """The set for a device; today every device runs the reference, which is plain torch."""
-    del device_type
-    return reference
+    """The set for a device: torch_npu's kernels on an NPU, elsewhere the reference, which is plain torch."""
+    if device_type != "npu":
+        return reference
+    from glm5_runtime.ops import npu  # noqa: PLC0415 - brings torch_npu, which is on NPU machines alone
+
+    return npu

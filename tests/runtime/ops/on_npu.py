@@ -1,0 +1,529 @@
+"""Checks of `ops.npu` in a process that has the device `npu` (see tests/support/cann). Prints one JSON object: name → traceback or null.
+
+Two kinds. Fake tensors on `npu` go through the real wheel's schemas and shape functions. Tensors on the CPU go through the formulas of
+torch_npu's documentation (`formulas`), registered behind the same schemas, so that numbers can be compared with the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from glm5_runtime.config import ModelConfig
+from glm5_runtime.model.batch import Batch, Chunk, build_batch
+from glm5_runtime.model.cache import KVCache
+from glm5_runtime.model.decoder import Decoder
+from glm5_runtime.ops import kernels, npu, reference, trial
+from glm5_runtime.ops.interface import operators
+from glm5_runtime.ops.paging import LayerCache, Queries
+from glm5_runtime.ops.reference import Routing
+from tests.runtime.ops import formulas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from glm5_runtime.ops.interface import OperatorSet
+
+T = TypeVar("T")
+
+BF16, CPU = torch.bfloat16, torch.device("cpu")
+LATENT, ROPE, INDEX, PAGE = 512, 64, 128, 16
+THETA = 1e6
+
+checks: list[Callable[[], None]] = []
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    checks.append(function)
+    return function
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def expect(got: object, wanted: object, what: str) -> None:
+    assert got == wanted, f"{what}: {got}, expected {wanted}"
+
+
+def close(got: Tensor, wanted: Tensor, what: str, tolerance: float = 2e-2) -> None:
+    """Apart by at most this share of the largest number: two roundings to bf16."""
+    apart = (got.float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    assert apart <= tolerance, f"{what}: apart by {float(apart):.4f} of the largest"
+
+
+def facts(x: object) -> object:
+    """Shape and type; the bare type name of anything else."""
+    return (tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else type(x).__name__
+
+
+def queries_of(chunks: Sequence[Chunk], page: int = PAGE) -> tuple[Queries, Tensor]:
+    """One group of chunks with equally many tokens, and the slots of their tokens."""
+    batch = build_batch(chunks, config(), page, CPU)
+    assert len(batch.groups) == 1
+    return batch.groups[0], batch.slots
+
+
+def config(**changes: object) -> ModelConfig:
+    """GLM-5's widths where kernels depend on them, few layers and experts."""
+    sizes: dict[str, object] = {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "q_lora_rank": 128,
+        "kv_lora_rank": LATENT,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": ROPE,
+        "v_head_dim": 256,
+        "index_topk": 32,
+        "index_n_heads": 8,
+        "index_head_dim": INDEX,
+        "indexer_types": ("full", "shared", "full", "shared"),
+        "intermediate_size": 512,
+        "moe_intermediate_size": 128,
+        "mlp_layer_types": ("dense", "sparse", "sparse", "sparse"),
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "rope_theta": THETA,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 202_752,
+        "eos_token_ids": frozenset({1}),
+    }
+    return ModelConfig(**sizes | changes)
+
+
+GLM_5_2 = {  # the release's own, cut to the first layers of each kind
+    "vocab_size": 154_880,
+    "hidden_size": 6144,
+    "num_attention_heads": 64,
+    "q_lora_rank": 2048,
+    "index_topk": 2048,
+    "index_n_heads": 32,
+    "intermediate_size": 12_288,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+}
+
+
+def new_decoder(ops: OperatorSet, settings: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return Decoder(settings, ops).eval()
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def fill(decoder: Decoder) -> None:
+    for number, (name, tensor) in enumerate(sorted(decoder.named_parameters())):
+        center = 1.0 if "norm.weight" in name or "layernorm" in name else 0.0
+        spread = 0.2 if tensor.dim() == 1 else tensor.shape[-1] ** -0.5
+        tensor.copy_(randn(*tensor.shape, seed=number, dtype=torch.float32) * spread + center)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the kernels that are called, and keeps the size of the largest tensor that was copied on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+        self.largest_copy = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature, untyped
+        if function.namespace == "npu":
+            self.count[function.__name__.partition(".")[0]] += 1
+        result = function(*args, **(kwargs or {}))
+        if function.__name__.partition(".")[0] in {"clone", "contiguous", "to", "_to_copy"}:
+            given = args[0]
+            if (given.dtype, given.stride()) != (result.dtype, result.stride()):
+                self.largest_copy = max(self.largest_copy, given.numel())
+        return result
+
+
+def fallbacks(before: dict[str, int]) -> dict[str, int]:
+    return {name: count - before[name] for name, count in kernels.fallbacks.items() if count != before[name]}
+
+
+# --- shapes, types and layouts, on the real wheel's shape functions ----------------------------------------------------------
+
+
+def on_npu(value: T) -> T:
+    """A fake of the same shape, type and strides on the device."""
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="npu")
+    if isinstance(value, LayerCache):
+        return LayerCache(*(on_npu(x) for x in (value.latent, value.rope, value.index)))
+    if isinstance(value, Queries):
+        moved = replace(value, positions=on_npu(value.positions))
+        vars(moved)["pages"] = on_npu(value.pages)  # worked out from lists, which fake tensors can't be made of
+        return moved
+    return value
+
+
+def same_facts(name: str, *args: object, integers_may_differ: bool = False) -> None:
+    """The operator on the device gives what the reference gives on the CPU, with no fallback."""
+    wanted = getattr(reference, name)(*(x.clone() if isinstance(x, Tensor) else x for x in args))
+    before = dict(kernels.fallbacks)
+    with FakeTensorMode(), Calls() as calls:
+        got = getattr(npu, name)(*(on_npu(x) for x in args))
+        leaves = got if isinstance(got, tuple) else (got,)
+        assert all(x.device.type == "npu" and x.is_contiguous() for x in leaves if isinstance(x, Tensor)), f"{name}: {leaves}"
+    expect(fallbacks(before), {}, f"{name}: fallbacks")
+    assert set(calls.count) == set(kernels.KERNELS[name]), f"{name}: called {sorted(calls.count)}"
+
+    def plain(x: object) -> object:
+        text = facts(x)
+        return json.loads(json.dumps(text).replace("torch.int32", "torch.int64")) if integers_may_differ else text
+
+    expect(tree_map(plain, got), tree_map(plain, wanted), name)
+
+
+@check
+def norms_and_activation_keep_the_references_shape_type_and_layout() -> None:
+    for x, width in ((randn(5, 6144), 6144), (randn(5, 576)[:, :512], 512)):
+        same_facts("rms_norm", x.contiguous(), randn(width), 1e-5)
+    same_facts("swiglu", randn(5, 4096))
+
+
+@check
+def routing_and_experts_keep_the_references_shape_type_and_layout() -> None:
+    choice = Routing(8, 1, 1, normalise=True, scale=2.5)
+    logits, bias = randn(6, 16, dtype=torch.float32), randn(16, seed=1, dtype=torch.float32)
+    same_facts("route", logits, bias, choice, integers_may_differ=True)  # experts are int32 for the next kernel
+    experts, weights = reference.route(logits, bias, choice)
+    same_facts("run_experts", randn(6, 64), randn(16, 96, 64), randn(16, 64, 48), experts, weights)
+
+
+@check
+def rotation_and_cache_writes_return_nothing_and_keep_their_operands() -> None:
+    before = dict(kernels.fallbacks)
+    with FakeTensorMode(), Calls() as calls:
+        angles = npu.rotary(on_npu(torch.arange(7)), THETA, ROPE)
+        query = on_npu(randn(7, 4, 256))
+        cache = LayerCache(on_npu(randn(64, LATENT)), on_npu(randn(64, ROPE)), on_npu(randn(64, INDEX)))
+        assert npu.rotate(query[..., 192:], angles) is None
+        assert npu.remember(on_npu(randn(7, 576)), on_npu(randn(512)), 1e-6, angles, slots=on_npu(torch.arange(7)), cache=cache) is None
+        key = on_npu(randn(7, INDEX))
+        npu.rotate(key[:, :ROPE].unsqueeze(1), angles)
+        npu.remember_index(key, on_npu(torch.arange(7)), cache)
+        expect(facts(cache.latent), facts(randn(64, LATENT)), "latent cache")
+        expect(facts(query), facts(randn(7, 4, 256)), "query")
+    expect(fallbacks(before), {}, "fallbacks")
+    wanted = {"npu_interleave_rope": 2, "npu_kv_rmsnorm_rope_cache": 1, "npu_scatter_nd_update_": 1}
+    expect(dict(calls.count), wanted, "kernels")
+
+
+@check
+def choice_and_attention_keep_the_references_shape_type_and_layout() -> None:
+    cache = LayerCache(randn(640, LATENT), randn(640, ROPE), randn(640, INDEX))
+    prompt = [Chunk(range(20), 100, list(range(1, 9)))]
+    decodes = [Chunk([0], 99, list(range(1, 8))), Chunk([0], 70, list(range(10, 17))), Chunk([0], 40, list(range(20, 27)))]
+    for chunks in (prompt, decodes):
+        queries, _ = queries_of(chunks)
+        count = queries.positions.numel()
+        query, weights = randn(count, 8, INDEX), randn(count, 8, dtype=torch.float32)
+        chosen = reference.choose(query, weights, cache, queries, k=32, select=None)
+        latent, rope = randn(count, 4, LATENT), randn(count, 4, 256)[..., 192:]
+        wanted = reference.attend(latent, rope, cache, queries, chosen, scale=0.1)
+        before = dict(kernels.fallbacks)
+        with FakeTensorMode():
+            fake = on_npu(queries)
+            got = npu.choose(on_npu(query), on_npu(weights), on_npu(cache), fake, k=32, select=None)
+            expect(tuple(got.positions.shape), tuple(chosen.positions.shape), "positions")
+            for selection in (got, None):
+                out = npu.attend(on_npu(latent), on_npu(rope), on_npu(cache), fake, selection, scale=0.1)
+                expect(facts(out), facts(wanted), "attend")
+                expect(out.device.type, "npu", "device")
+        expect(fallbacks(before), {}, "fallbacks")
+
+
+@check
+def a_step_of_glm_5_2_in_its_own_sizes_runs_in_kernels_alone_and_never_waits_for_the_device() -> None:
+    """Fake tensors have no numbers: reading one back would raise. A prompt's last chunk, a short prompt and three decodes."""
+    settings = config(**GLM_5_2)
+    pages = [list(range(1 + 300 * n, 1 + 300 * (n + 1))) for n in range(5)]
+    decodes = [Chunk([7], 4000, pages[0]), Chunk([8], 3000, pages[1]), Chunk([9], 10, pages[2])]
+    chunks = [*decodes, Chunk(range(64), 4096, pages[3]), Chunk(range(40), 0, pages[4])]
+    batch = build_batch(chunks, settings, PAGE, CPU)
+    before = dict(kernels.fallbacks)
+    with FakeTensorMode(), Calls() as calls:
+        decoder = new_decoder(npu, settings, "npu", BF16)
+        cache = KVCache.allocate(settings, 1600, PAGE, torch.device("npu"), BF16)
+        moved = Batch(*(on_npu(x) for x in (batch.tokens, batch.positions, batch.slots)), tuple(on_npu(x) for x in batch.groups))
+        hidden = decoder(moved, cache)
+        logits = decoder.logits(hidden[:3])
+        assert isinstance(logits, FakeTensor)
+        expect((tuple(hidden.shape), hidden.dtype, hidden.device.type), ((107, 6144), BF16, "npu"), "hidden states")
+        expect((tuple(logits.shape), logits.dtype), ((3, 154_880), torch.float32), "logits")
+    assert calls.largest_copy <= 107 * 64 * 576, f"{calls.largest_copy} numbers copied at once: weights or cache are read where they are"
+    expect(fallbacks(before), {}, "fallbacks")
+    layers, groups, long = 4, len(batch.groups), sum(group.context > 2048 for group in batch.groups)
+    wanted = {
+        "npu_rms_norm": 3 * layers + 1,
+        "npu_interleave_rope": layers + 2 * 2,
+        "npu_kv_rmsnorm_rope_cache": layers,
+        "npu_scatter_nd_update_": 2,
+        "npu_lightning_indexer": 2 * long,
+        "npu_sparse_flash_attention": layers * groups,
+        "npu_moe_gating_top_k": 3,
+        "npu_moe_init_routing_v2": 3,
+        "npu_grouped_matmul": 6,
+        "npu_moe_token_unpermute": 3,
+        "npu_swiglu": 1 + 2 * 3,
+    }
+    expect(dict(calls.count), wanted, "kernels")
+
+
+# --- numbers, on the documented formulas -------------------------------------------------------------------------------------
+
+
+@check
+def norm_activation_and_experts_compute_what_the_reference_does() -> None:
+    x, weight = randn(5, 512), randn(512, seed=1)
+    close(npu.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5), "rms_norm")
+    close(npu.layer_norm(x, weight, weight, 1e-6), reference.layer_norm(x, weight, weight, 1e-6), "layer_norm")
+    close(npu.swiglu(randn(5, 64)), reference.swiglu(randn(5, 64)), "swiglu")
+    for groups, kept in ((1, 1), (4, 2)):
+        choice = Routing(4, groups, kept, normalise=True, scale=2.5)
+        logits, bias = randn(9, 16, dtype=torch.float32), randn(16, seed=1, dtype=torch.float32)
+        experts, weights = npu.route(logits, bias, choice)
+        wanted_experts, wanted = reference.route(logits, bias, choice)
+        expect(experts.tolist(), wanted_experts.tolist(), "experts")
+        close(weights, wanted, "weights of experts", 1e-6)
+        gate_up, down = randn(16, 96, 512, seed=2) * 0.05, randn(16, 512, 48, seed=3) * 0.2
+        many = randn(9, 512, seed=4)
+        close(
+            npu.run_experts(many, gate_up, down, experts, weights),
+            reference.run_experts(many, gate_up, down, wanted_experts, wanted),
+            "run",
+        )
+
+
+@check
+def rotation_gives_the_references_products_in_an_order_of_its_own() -> None:
+    positions = torch.tensor([0, 5, 70_000])
+    query, key = randn(3, 4, ROPE), randn(3, 1, ROPE, seed=1)
+    products = []
+    for ops in (npu, reference):
+        angles = ops.rotary(positions, THETA, ROPE)
+        one, other = query.clone(), key.clone()
+        ops.rotate(one, angles)
+        ops.rotate(other, angles)
+        products.append((one.float() @ other.float().mT.reshape(3, ROPE, 1)).squeeze())
+        if ops is npu:
+            plain = query.clone()
+            npu._rotate_plainly(plain, angles)
+            close(plain, one, "the plain rotation and the kernel's")
+    close(*products, "products of rotated vectors")
+
+
+@check
+def a_remembered_token_is_where_and_what_the_reference_remembers() -> None:
+    slots = torch.tensor([17, 40, 16])
+    kv, weight, key = randn(3, 576), randn(512, seed=1), randn(3, INDEX, seed=2)
+    caches = [
+        LayerCache(torch.zeros(64, LATENT, dtype=BF16), torch.zeros(64, ROPE, dtype=BF16), torch.zeros(64, INDEX, dtype=BF16)) for _ in "12"
+    ]
+    for ops, cache in zip((npu, reference), caches, strict=True):
+        ops.remember(kv.clone(), weight, 1e-6, ops.rotary(torch.tensor([3, 4, 5]), THETA, ROPE), slots=slots, cache=cache)
+        ops.remember_index(key, slots, cache)
+    ours, theirs = caches
+    close(ours.latent, theirs.latent, "latents")
+    close(torch.cat((theirs.rope[:, 0::2], theirs.rope[:, 1::2]), dim=1), ours.rope, "rotary keys, evens first")
+    assert torch.equal(ours.index, theirs.index), "index keys"
+
+
+@check
+def the_kernels_choose_and_attend_as_the_reference_does() -> None:
+    cache = LayerCache(randn(640, LATENT), randn(640, ROPE, seed=1), randn(640, INDEX, seed=2))
+    prompt = [Chunk(range(30), 80, [9, 3, 30, 1, 5, 6, 17])]
+    short = [Chunk(range(20), 15, [9, 3, 30])]
+    decodes = [Chunk([0], 99, list(range(1, 8))), Chunk([0], 70, list(range(10, 17))), Chunk([0], 20, [20, 22, *[0] * 5])]
+    for chunks in (prompt, short, decodes):
+        queries, _ = queries_of(chunks)
+        count = queries.positions.numel()
+        query, weights = randn(count, 8, INDEX, seed=3), randn(count, 8, seed=4)
+        latent, rope = randn(count, 4, LATENT, seed=5) * 0.3, randn(count, 4, ROPE, seed=6) * 0.3
+        mine = npu.choose(query, weights.float(), cache, queries, k=32, select=None)
+        theirs = reference.choose(query, weights.float(), cache, queries, k=32, select=None)
+        for row, other, at in zip(mine.positions.flatten(0, 1), theirs.positions.flatten(0, 1), queries.positions.flatten(), strict=True):
+            expect({int(p) for p in row if p >= 0}, {int(p) for p in other if p <= at}, "chosen positions")
+        wanted = reference.attend(latent, rope, cache, queries, theirs, scale=0.1)
+        close(npu.attend(latent, rope, cache, queries, mine, scale=0.1), wanted, "attention on the kernel's choice")
+        close(
+            npu.attend(
+                latent, rope, cache, queries, reference.choose(query, weights.float(), cache, queries, k=32, select=None), scale=0.1
+            ),
+            wanted,
+            "theirs",
+        )
+        close(npu._attend_plainly(latent, rope, cache, queries, mine, scale=0.1), wanted, "plain attention on the kernel's choice")
+        everything = reference.attend(latent, rope, cache, queries, None, scale=0.1)
+        close(npu.attend(latent, rope, cache, queries, None, scale=0.1), everything, "attention on everything visible")
+
+
+@check
+def a_model_gives_the_references_logits_in_steps_of_every_kind() -> None:
+    """Prompts in chunks beside decodes, contexts shorter and longer than the selection, pages in no order.
+
+    fp16 and all experts chosen: roundings then tip few choices between nearly equal tokens, and none between experts. A slip in the
+    wiring moves these logits by half of the largest.
+    """
+    settings = config(index_topk=48, num_experts_per_tok=8)
+    models = {ops: new_decoder(ops, settings, "cpu", torch.float16) for ops in (npu, reference)}
+    pages = [[9, 3, 30, 1, 5, 6, 17], [2, 4, 8, 10, 12], [31, 29, 27]]
+    steps = [
+        [Chunk(range(60), 0, pages[0])],
+        [Chunk(range(7, 27), 60, pages[0]), Chunk(range(70), 0, pages[1])],
+        [Chunk([5], 80, pages[0]), Chunk([6], 70, pages[1]), Chunk(range(33), 0, pages[2])],
+        [Chunk([7], 81, pages[0]), Chunk([8], 71, pages[1]), Chunk([9], 33, pages[2])],
+    ]
+    before, logits = dict(kernels.fallbacks), {}
+    for ops, decoder in models.items():
+        fill(decoder)
+        cache = KVCache.allocate(settings, 32, PAGE, CPU, torch.float16)
+        logits[ops] = torch.cat([decoder.logits(decoder(build_batch(step, settings, PAGE, CPU), cache)) for step in steps])
+    expect(fallbacks(before), {}, "fallbacks")
+    close(logits[npu], logits[reference], "logits", 6e-2)
+
+
+# --- what goes another way ---------------------------------------------------------------------------------------------------
+
+
+@check
+def the_device_gets_this_set_and_the_cpu_the_reference() -> None:
+    assert operators("npu") is npu
+    assert operators("cpu") is reference
+
+
+@check
+def sizes_that_no_kernel_takes_run_in_plain_torch_and_are_counted() -> None:
+    settings = config(kv_lora_rank=32, qk_rope_head_dim=16, index_head_dim=32, num_attention_heads=3, norm_topk_prob=False)
+    models = {ops: new_decoder(ops, settings, "cpu", torch.float32) for ops in (npu, reference)}
+    chunks = [Chunk(range(60), 0, [9, 3, 30, 1])]
+    before, logits = dict(kernels.fallbacks), {}
+    for ops, decoder in models.items():
+        fill(decoder)
+        cache = KVCache.allocate(settings, 32, PAGE, CPU, torch.float32)
+        logits[ops] = decoder.logits(decoder(build_batch(chunks, settings, PAGE, CPU), cache))
+    close(logits[npu], logits[reference], "logits", 1e-4)
+    counted = fallbacks(before)
+    expect(
+        {name: count > 0 for name, count in counted.items()},
+        dict.fromkeys(("rotate", "remember", "remember_index", "choose", "attend", "route"), True),
+        "counted",
+    )
+
+
+@check
+def a_selection_of_the_callers_own_is_honoured() -> None:
+    cache = LayerCache(randn(640, LATENT), randn(640, ROPE), randn(640, INDEX))
+    queries, _ = queries_of([Chunk(range(4), 80, [1, 2, 3, 4, 5, 6])])
+    seen: list[Tensor] = []
+
+    def first(scores: Tensor, k: int) -> Tensor:
+        seen.append(scores)
+        return torch.arange(k).expand(*scores.shape[:2], k)
+
+    chosen = npu.choose(randn(4, 8, INDEX), randn(4, 8, dtype=torch.float32), cache, queries, k=32, select=first)
+    expect(len(seen), 1, "calls of the selector")
+    expect(chosen.positions[0, 0].tolist(), list(range(32)), "positions")
+
+
+@check
+def a_kernel_that_torch_npu_or_cann_lacks_is_replaced_counted_and_told_once() -> None:
+    x, weight = randn(4, 512), randn(512, seed=1)
+    lacking = RuntimeError("aclnnRmsNorm or aclnnRmsNormGetWorkspaceSize not in libopapi.so, or libopapi.so not found.\nmore")
+    lines: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign] # the least that listens
+    kernels.log.addHandler(listener)
+    with mock.patch.dict(npu.missing), mock.patch.object(npu, "_kernels") as broken:
+        broken.npu_rms_norm.side_effect = lacking
+        before = dict(kernels.fallbacks)
+        for _ in range(3):
+            assert torch.equal(npu.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+        expect(fallbacks(before), {"rms_norm": 3}, "counted")
+        expect(broken.npu_rms_norm.call_count, 1, "tries of the missing kernel")
+    expect(len(lines), 1, f"lines {lines}")
+    assert "aclnnRmsNorm" in lines[0]
+    kernels.log.removeHandler(listener)
+
+
+@check
+def another_error_of_the_device_is_not_swallowed() -> None:
+    with mock.patch.object(npu, "_kernels") as broken:
+        broken.npu_swiglu.side_effect = RuntimeError("NPU out of memory")
+        try:
+            npu.swiglu(randn(2, 8))
+        except RuntimeError as error:
+            expect(str(error), "NPU out of memory", "error")
+        else:
+            raise AssertionError("no error")
+
+
+@check
+def every_kernel_that_the_set_names_is_in_the_wheel_and_called_with_its_own_argument_names() -> None:
+    expect(npu.missing, {}, "missing kernels")
+    for name in {kernel for names in kernels.KERNELS.values() for kernel in names}:
+        schema = getattr(torch.ops.npu, name).default._schema
+        wanted = [argument.name for argument in schema.arguments]
+        code = getattr(formulas, name).__code__
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        takes_more = bool(code.co_flags & 0x08)
+        assert set(given) <= set(wanted), f"{name}: the formula has {set(given) - set(wanted)}, which the schema lacks"
+        assert takes_more or set(given) == set(wanted), f"{name}: the schema has {set(wanted) - set(given)}"
+
+
+@check
+def each_trial_of_doctor_passes_on_the_documented_formulas_and_tells_a_wrong_kernel() -> None:
+    expect({name: result["state"] for name, result in trial.run(CPU).items()}, dict.fromkeys(kernels.KERNELS, "kernel"), "states")
+    for name, function in (("npu_sparse_flash_attention", "attend"), ("npu_interleave_rope", "rotate"), ("npu_moe_gating_top_k", "route")):
+        right = getattr(torch.ops.npu, name)
+
+        def wrong(*args: object, right: Callable[..., object] = right, **kwargs: object) -> object:
+            return tree_map(lambda x: x + 1 if x.is_floating_point() else x, right(*args, **kwargs))
+
+        with mock.patch.object(npu, "_kernels") as broken:
+            setattr(broken, name, wrong)
+            expect(trial.run(CPU)[function]["state"], "differs", f"{function} with a wrong kernel")
+            setattr(broken, name, mock.Mock(side_effect=RuntimeError("507015 aicore exception\nmore")))
+            expect(trial.run(CPU)[function], {"state": "fails", "reason": "507015 aicore exception"}, f"{function} with a broken kernel")
+
+
+def main() -> None:
+    formulas.register()
+    report = {}
+    with torch.inference_mode():
+        for function in checks:
+            try:
+                function()
+                report[function.__name__] = None
+            except Exception:  # noqa: BLE001 - it is reported
+                report[function.__name__] = traceback.format_exc()
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
