@@ -87,11 +87,12 @@ class _Plan:
 async def _plan(model: Loaded, body: ChatRequest, prompt: str) -> _Plan:
     ids = await model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
     wins = body.max_completion_tokens is not None  # OpenAI's newer name wins over max_tokens when both are set
+    wanted = body.max_completion_tokens if wins else body.max_tokens
     params = sampling_params(
         body,
         prompt_tokens=len(ids),
         prompt_field="messages",
-        max_tokens=body.max_completion_tokens if wins else body.max_tokens,
+        max_tokens=wanted,
         max_tokens_field="max_completion_tokens" if wins else "max_tokens",
         limits=model.limits,
         defaults=model.defaults,
@@ -110,6 +111,9 @@ async def _plan(model: Loaded, body: ChatRequest, prompt: str) -> _Plan:
                 params.min_tokens,
             ),
             body.cache_salt or "",
+            body.priority,
+            model.limits.tier_for(body, len(ids), wanted),
+            body.user,
         )
         for index in range(body.n)
     ]

@@ -104,6 +104,9 @@ def plan_choices(
                 params.min_tokens,
             ),
             body.cache_salt or "",
+            body.priority,
+            body.context_tier,
+            body.user,
         )
         for index in range(body.n)
     ]

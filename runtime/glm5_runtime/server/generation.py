@@ -53,6 +53,9 @@ class Planned:
     params: SamplingParams
     choice: Choice
     cache_salt: str = ""
+    priority: int = 0
+    tier: str | None = None
+    user: str | None = None  # takes turns with other users instead of other addresses
 
 
 class Generation:
@@ -81,9 +84,17 @@ class Generation:
 
     def start(self, planned: Sequence[Planned]) -> None:
         """Submit all choices or none; raises ApiError 400 (the engine refuses), 429 (queue full) or 503 (engine dead)."""
-        client = self._account.client
         requests = [
-            Request(f"{self.id}-{index}", plan.prompt, plan.params, plan.cache_salt, client=client) for index, plan in enumerate(planned)
+            Request(
+                f"{self.id}-{index}",
+                plan.prompt,
+                plan.params,
+                plan.cache_salt,
+                priority=plan.priority,
+                client=f"user {plan.user}" if plan.user else self._account.client,
+                tier=plan.tier,
+            )
+            for index, plan in enumerate(planned)
         ]
         for request in requests:
             refusal = self._engine.refusal(request)

@@ -6,7 +6,7 @@ for an explicit max_tokens is refused; an absent one means the endpoint's defaul
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from glm5_runtime.server.errors import ApiError, bad_request
 from glm5_runtime.server.protocol import SamplingFields
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 _SHOWN_IDS = 5
@@ -55,6 +56,23 @@ class Limits:
     max_model_len: int
     vocab_size: int
     max_choices: int
+    tiers: Mapping[str, int] = field(default_factory=dict)  # length of each context tier by its name, the shortest first
+    context: str = "the model's context"  # what is max_model_len tokens long
+
+    def within(self, tier: str | None) -> Limits:
+        """The limits of a request that chose a context tier; raises ApiError 400 when there is none of this name."""
+        if tier is None:
+            return self
+        if tier not in self.tiers:
+            has = f"this server has {', '.join(self.tiers)}" if self.tiers else "this server has none (--context-tiers)"
+            raise bad_request(f"context_tier is {tier!r}; {has}", "context_tier")
+        return replace(self, max_model_len=self.tiers[tier], context=f"the context tier {tier}")
+
+    def tier_for(self, body: SamplingFields, prompt_tokens: int, max_tokens: int | None) -> str | None:
+        """The tier that the client chose; without a choice and a max_tokens the one of its prompt; else None: the engine finds it."""
+        if body.context_tier is not None or max_tokens is not None:
+            return body.context_tier
+        return next((name for name, length in self.tiers.items() if prompt_tokens < length), None)
 
 
 def sampling_params(
@@ -71,6 +89,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Check `body` against the model and build what the engine takes; raises ApiError 400 naming the field."""
+    limits = limits.within(body.context_tier)
     check_prompt_length(prompt_tokens, limits, field=prompt_field)
     if body.n > limits.max_choices:
         raise bad_request(f"n is {body.n}, this server takes at most {limits.max_choices} (running and queued requests together)", "n")
@@ -79,7 +98,7 @@ def sampling_params(
         max_tokens = room if default_max_tokens is None else min(default_max_tokens, room)
     elif max_tokens > room:
         raise _too_long(
-            f"the model's context is {limits.max_model_len} tokens; the prompt has {prompt_tokens} and {max_tokens_field} asks for "
+            f"{limits.context} is {limits.max_model_len} tokens; the prompt has {prompt_tokens} and {max_tokens_field} asks for "
             f"{max_tokens} more ({prompt_tokens + max_tokens} in all). Shorten the prompt or lower {max_tokens_field}.",
             max_tokens_field,
         )
@@ -112,7 +131,7 @@ def check_prompt_length(prompt_tokens: int, limits: Limits, *, at_least: bool = 
     if prompt_tokens > limits.max_model_len:
         size = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
         raise _too_long(
-            f"the model's context is {limits.max_model_len} tokens, the prompt has {size}. Shorten the prompt.",
+            f"{limits.context} is {limits.max_model_len} tokens, the prompt has {size}. Shorten the prompt.",
             field,
         )
 

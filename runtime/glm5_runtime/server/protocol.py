@@ -136,7 +136,8 @@ class SamplingFields(RequestBody):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    priority: int = Field(0, ge=0, le=0)  # one queue, first come first served: only 0 is true
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)  # the lower comes first, as in vLLM
+    context_tier: Annotated[str, Field(strict=True, max_length=64)] | None = None  # also the header X-Context-Tier
     request_id: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9._:-]{1,64}$")] | None = None
     user: Text | None = None
     cache_salt: Annotated[str, Field(strict=True, max_length=256)] | None = None

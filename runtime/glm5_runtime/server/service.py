@@ -112,7 +112,9 @@ class Service:
         """What `understand` makes of the JSON body of a request, or ClientGone. A large one is parsed and understood in a thread."""
         body = await read_body(request, self.settings.max_request_bytes, self._bodies)
         try:
-            return await while_connected(request.receive, self._aside.run(len(body), lambda: understand(parse_object(body))))
+            tier = request.headers.get("x-context-tier")
+            given = {} if tier is None else {"context_tier": tier}
+            return await while_connected(request.receive, self._aside.run(len(body), lambda: understand(given | parse_object(body))))
         except ApiError as error:
             if error.status == 429:
                 self.metrics.rejected("queue_full")

@@ -161,7 +161,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"²": 1}}, "logit_bias"),
     ({"stop_token_ids": [2048]}, "stop_token_ids"),
     ({"stop_token_ids": list(range(500))}, "stop_token_ids"),
-    ({"priority": 1}, "priority"),
+    ({"priority": 1 << 31}, "priority"),
     ({"request_id": "a b\n"}, "request_id"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"response_format": {"type": "json_schema", "schema": {"type": "object"}}}, "response_format"),
