@@ -13,21 +13,24 @@ from torch import Tensor
 
 from glm5_runtime.model.indexer import Indexer, StepContext
 from glm5_runtime.model.layers import Linear, Module, RMSNorm
+from glm5_runtime.model.parallel import ALONE
 
 if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
     from glm5_runtime.model.indexer import Choice
+    from glm5_runtime.model.parallel import Ranks
     from glm5_runtime.ops.interface import OperatorSet
     from glm5_runtime.ops.paging import LayerCache
 
 
 class Attention(Module):
-    """One layer's attention; legend as in `ops.interface`, N tokens of the step."""
+    """One layer's attention, or a tensor rank's heads of it; legend as in `ops.interface`, N tokens of the step."""
 
-    def __init__(self, config: ModelConfig, layer: int, ops: OperatorSet) -> None:
+    def __init__(self, config: ModelConfig, layer: int, ops: OperatorSet, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.ops = ops
-        self.heads, self.nope, self.rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
+        self.heads = config.num_attention_heads // ranks.tensor_size
+        self.nope, self.rope = config.qk_nope_head_dim, config.qk_rope_head_dim
         self.latent, self.value = config.kv_lora_rank, config.v_head_dim
         self.scale = (self.nope + self.rope) ** -0.5
         self.q_lora = config.q_lora_rank
@@ -50,7 +53,10 @@ class Attention(Module):
         self.absorbed = self.absorb()
 
     def forward(self, x: Tensor, context: StepContext, cache: LayerCache, shared: Choice) -> tuple[Tensor, Choice]:
-        """[N, hidden] → [N, hidden], and the selection used, for the layers that share it (`shared` is the last full layer's)."""
+        """[N, hidden] → [N, hidden], to be summed over the tensor ranks, and the selection used, for the layers that share it.
+
+        `shared` is the last full layer's.
+        """
         down = self.qkv_a_proj(x)
         resident = self.q_a_layernorm(down[:, : self.q_lora])
         query = self.q_b_proj(resident).view(-1, self.heads, self.nope + self.rope)

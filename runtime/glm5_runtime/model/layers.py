@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from glm5_runtime.model.parallel import Ranks
     from glm5_runtime.ops.interface import OperatorSet
 
 
@@ -56,15 +57,21 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Token ids [...] → [..., size], weight to be filled."""
+    """Token ids [...] → [..., size], weight to be filled; of a tensor rank the rows of its part of the vocabulary."""
 
-    def __init__(self, count: int, size: int) -> None:
+    def __init__(self, count: int, size: int, ranks: Ranks) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(count, size))
+        self.ranks, self.count = ranks, count // ranks.tensor_size
+        self.weight = nn.Parameter(torch.empty(self.count, size))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids [...] int64 → [..., size]."""
-        return functional.embedding(tokens, self.weight)
+        if self.ranks.tensor_size == 1:
+            return functional.embedding(tokens, self.weight)
+        own = tokens - self.ranks.tensor_rank * self.count
+        foreign = (own < 0) | (own >= self.count)
+        x = functional.embedding(own.masked_fill(foreign, 0), self.weight)
+        return self.ranks.sum(x.masked_fill(foreign.unsqueeze(-1), 0.0))
 
 
 class RMSNorm(Module):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +19,14 @@ from torch import nn
 from glm5_runtime.model.checkpoint_files import Checkpoint, WeightsError
 from glm5_runtime.model.decoder import Decoder
 from glm5_runtime.model.layers import settle
+from glm5_runtime.model.parallel import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from glm5_runtime.config import ModelConfig
+    from glm5_runtime.model.parallel import Ranks
     from glm5_runtime.ops.interface import OperatorSet
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Target:
     shape: tuple[int, ...]
     expert: int | None = None
     rows: tuple[int, int] | None = None
+    cut: tuple[int, int, int] | None = None  # of the tensor only this part, as axis, start, size
 
     def view(self, parameter: torch.Tensor) -> torch.Tensor:
         """The part of the parameter that this tensor fills."""
@@ -58,15 +61,18 @@ class Target:
         return self.expert is None and self.rows is None
 
 
-def load_decoder(config: ModelConfig, model_dir: Path, ops: OperatorSet, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Build and fill the decoder; raises WeightsError."""
+def load_decoder(
+    config: ModelConfig, model_dir: Path, ops: OperatorSet, device: torch.device, dtype: torch.dtype, *, ranks: Ranks = ALONE
+) -> Decoder:
+    """Build and fill the decoder, or a rank's part of it; raises WeightsError."""
     started = time.monotonic()
     checkpoint = Checkpoint(model_dir)
     with torch.device("meta"):
-        decoder = Decoder(config, ops)
-    targets = dict(_targets(config, decoder))
+        decoder = Decoder(config, ops, ranks)
+        whole = decoder if ranks.size == 1 else Decoder(config, ops)
+    targets = dict(_targets(config, whole))
     _check(checkpoint, targets, config)
-    _fill(decoder, checkpoint, targets, device, dtype)
+    _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype)
     log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
     settle(decoder.eval().requires_grad_(requires_grad=False))
     return decoder
@@ -138,6 +144,24 @@ def _list(names: list[str]) -> str:
     return "tensor " + ", ".join(repr(name) for name in names[:3]) + more
 
 
+def _own_parts(targets: dict[str, Target], whole: Decoder, decoder: Decoder, ranks: Ranks) -> Iterator[tuple[str, Target]]:
+    """What this rank holds. Where its parameter is shorter than the whole model's, it is one of equal parts along that axis."""
+    shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}
+    own = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    for name, target in targets.items():
+        sizes = zip(shapes[target.parameter], own[target.parameter], strict=True)
+        axis, parts, held = next(((axis, full // part, part) for axis, (full, part) in enumerate(sizes) if full != part), (0, 1, 0))
+        if parts == 1:
+            yield name, target
+        elif target.expert is None or axis > 0:
+            axis -= target.expert is not None
+            size = target.shape[axis] // parts
+            rows = target.rows if axis or target.rows is None else (target.rows[0] // parts, target.rows[1] // parts)
+            yield name, replace(target, rows=rows, cut=(axis, ranks.tensor_rank * size, size))
+        elif target.expert // held == ranks.rank:
+            yield name, replace(target, expert=target.expert % held)
+
+
 def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], device: torch.device, dtype: torch.dtype) -> None:
     """Replace meta parameters by real ones."""
     filled: dict[str, torch.Tensor] = {}
@@ -145,6 +169,8 @@ def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], 
     for name, target in targets.items():
         wanted = torch.float32 if target.parameter.endswith(FP32_ISLANDS) else dtype
         source = checkpoint.read(name)
+        if target.cut is not None:
+            source = source.narrow(*target.cut)
         if target.is_whole and (source.dtype == wanted or source.dim() < 2 or name.endswith(_ROWS)):
             filled[target.parameter] = source.to(device, wanted)
             continue

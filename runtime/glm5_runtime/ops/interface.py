@@ -59,8 +59,10 @@ class OperatorSet(Protocol):
     def route(self, logits: Tensor, bias: Tensor, choice: reference.Routing) -> tuple[Tensor, Tensor]:
         """Which experts see a token, and how much each counts."""
 
-    def run_experts(self, x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The routed experts' weighted sum."""
+    def run_experts(
+        self, x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None
+    ) -> Tensor:
+        """The routed experts' weighted sum. `first`: number of the first expert here; those that are elsewhere count nothing."""
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """SiLU of the first half times the second half."""

@@ -297,8 +297,9 @@ def route(logits: Tensor, bias: Tensor, choice: Routing) -> tuple[Tensor, Tensor
 
 
 @_or(reference.run_experts)
-def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None) -> Tensor:
     """Rows grouped by expert, two grouped products, and back, weighted in x's type."""
+    _need(first is None, "a part of the experts")  # the kernel takes a range; how it marks other rows is to be seen on a card
     _need(x.dtype == gate_up.dtype == down.dtype, "x and the experts differ in type")
     experts = gate_up.shape[0]
     _need(experts <= 1024, f"{experts} experts, more than 1024")

@@ -238,11 +238,21 @@ def _best(scores: Tensor, k: int) -> Tensor:
     return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
 
 
-def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None) -> Tensor:
     """Each token through its experts: x [N, h], gate_up [E, 2i, h], down [E, h, i], chosen and weights [N, k] → [N, h].
 
-    Tokens are grouped by expert so that every expert's matrices are read once a step.
+    Tokens are grouped by expert so that every expert's matrices are read once a step. With `first` the E experts are those from this
+    number on, and a token's others add nothing.
     """
+    if first is not None:
+        own = chosen - first
+        here = (own >= 0) & (own < gate_up.shape[0])
+        tokens, places = here.nonzero(as_tuple=True)
+        result = torch.zeros_like(x)
+        if len(tokens):
+            own, weights = own[tokens, places].unsqueeze(1), weights[tokens, places].unsqueeze(1)
+            result.index_add_(0, tokens, run_experts(x[tokens], gate_up, down, own, weights))
+        return result
     count, k = chosen.shape
     if count == 1:  # nothing to sort
         experts = chosen[0].tolist()
