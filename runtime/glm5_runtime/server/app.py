@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
+from glm5_runtime.server import openapi
 from glm5_runtime.server.account import Account
 from glm5_runtime.server.body import discard
 from glm5_runtime.server.chat import chat
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health", "/health/ready", "/metrics"})  # probes and Prometheus carry no key
+_WITHOUT_MODEL = frozenset({"/version", "/openapi.json"})
 _STARTED = int(time.time())
 _LOADING_RETRY = 10  # seconds
 
@@ -49,6 +51,7 @@ def build_app(service: Service) -> Starlette:
             Route("/v1/models/{model:path}", _model),
             Route("/version", _version),
             Route("/load", _load),
+            Route("/openapi.json", _openapi),
             Route("/health", _health),
             Route("/health/ready", _ready),
             Route("/metrics", _metrics),
@@ -111,7 +114,7 @@ class _Guard:
         if self._service.draining:
             self._service.metrics.rejected("draining")
             return _reply(draining(), {"connection": "close"})
-        if self._service.loaded is None and scope["path"] != "/version":
+        if self._service.loaded is None and scope["path"] not in _WITHOUT_MODEL:
             self._service.metrics.rejected("loading")
             return _reply(ApiError(503, "the model is being loaded", code="loading", retry_after=_LOADING_RETRY))
         return None
@@ -175,6 +178,10 @@ def _card(service: Service) -> dict[str, object]:
 
 async def _version(_: Request) -> Response:
     return JsonReply({"version": version("glm5-ascend")})
+
+
+async def _openapi(_: Request) -> Response:
+    return JsonReply(openapi.document())
 
 
 async def _load(request: Request) -> Response:

@@ -1,0 +1,193 @@
+"""GET /openapi.json: what the endpoints take and give, generated from the request models. Pure; served by `app`, fuzzed by tests.
+
+Written here by hand is only what the models leave to code: messages, prompts, one text or several, the dialects of /generate.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from glm5_runtime.server.messages import ROLES
+from glm5_runtime.server.protocol import (
+    MAX_STOPS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+)
+
+Schema = dict[str, Any]
+_MODELS = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest)
+_TEXT: Schema = {"type": "string"}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT: Schema = {"anyOf": [_TEXT, _IDS]}
+_MESSAGE: Schema = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {
+            "anyOf": [
+                _TEXT,
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": _TEXT},
+                    },
+                },
+            ]
+        },
+        "reasoning_content": _TEXT,
+        "tool_call_id": _TEXT,
+        "tool_calls": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["function"],
+                "properties": {
+                    "id": _TEXT,
+                    "type": {"const": "function"},
+                    "function": {
+                        "type": "object",
+                        "required": ["name", "arguments"],
+                        "properties": {"name": _TEXT, "arguments": {"anyOf": [_TEXT, {"type": "object"}]}},
+                    },
+                },
+            },
+        },
+    },
+}
+_BY_HAND: dict[str, Schema] = {
+    "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
+    "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    "stop": {"type": ["string", "array"], "minLength": 1, "maxItems": MAX_STOPS},  # besides what the model says of a list's items
+}
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_VERDICT: Schema = {"type": "object", "required": ["status"], "properties": {"status": _TEXT, "reason": _TEXT, "message": _TEXT}}
+_STREAM: Schema = {"text/event-stream": {}}
+
+
+def document() -> Schema:
+    """The whole document, OpenAPI 3.1."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "GLM-5 runtime", "version": version("glm5-ascend")},
+        "security": [{}, {"key": []}],
+        "paths": {**_posts(), **_gets()},
+        "components": {
+            "schemas": _schemas() | {"Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "responses": {"Error": _json("A refusal or a failure; `param` names the field.", _ref("Error"))},
+        },
+    }
+
+
+def _posts() -> Schema:
+    tokenized: Schema = {
+        "type": "object",
+        "required": ["count", "max_model_len", "tokens"],
+        "properties": {"count": {"type": "integer"}, "max_model_len": {"type": "integer"}, "tokens": {"type": "array"}},
+    }
+    detokenized: Schema = {"type": "object", "required": ["prompt"], "properties": {"prompt": _TEXT}}
+    generated: Schema = {**_STREAM, "application/x-ndjson": {}}
+    return {
+        "/v1/chat/completions": _post("Answer a conversation.", _ref("ChatRequest"), _answer("chat.completion"), _STREAM),
+        "/v1/completions": _post("Continue a text.", _ref("CompletionRequest"), _answer("text_completion"), _STREAM),
+        "/generate": _post("Continue a text, in older dialects.", _dialects(), {"type": "object"}, generated),
+        "/generate_stream": _post("The same, always as a stream.", _dialects(), {"type": "object"}, generated),
+        "/tokenize": _post("Text to ids.", {"anyOf": [_ref("TokenizeRequest"), _ref("ChatRequest")]}, tokenized, {}),
+        "/detokenize": _post("Ids to text.", _ref("DetokenizeRequest"), detokenized, {}),
+    }
+
+
+def _gets() -> Schema:
+    model: Schema = {"type": "object", "required": ["id", "object"], "properties": {"id": _TEXT}}
+    models: Schema = {"type": "object", "required": ["data"], "properties": {"data": {"type": "array", "items": model}}}
+    one = _get("One model.", model)
+    one["get"]["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": _TEXT}]
+    return {
+        "/v1/models": _get("The models.", models),
+        "/v1/models/{model}": one,
+        "/version": _get("The version.", {"type": "object", "required": ["version"]}),
+        "/load": _get("Requests under way.", {"type": "object", "required": ["server_load"]}),
+        "/openapi.json": _get("This document.", {"type": "object", "required": ["openapi"]}),
+        "/health": _get("Liveness.", _VERDICT, {"503": _json("Restart the process.", _VERDICT)}),
+        "/health/ready": _get("Readiness.", _VERDICT, {"503": _json("Send requests elsewhere.", _VERDICT)}),
+        "/metrics": {"get": {"summary": "Prometheus metrics.", "responses": {"200": {"description": "", "content": {"text/plain": {}}}}}},
+    }
+
+
+def _post(summary: str, body: Schema, answer: Schema, streams: Schema) -> Schema:
+    content = {"application/json": {"schema": answer}} | streams
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+            "responses": {"200": {"description": "The answer.", "content": content}, "default": {"$ref": "#/components/responses/Error"}},
+        }
+    }
+
+
+def _get(summary: str, answer: Schema, others: Schema | None = None) -> Schema:
+    failures = others or {"default": {"$ref": "#/components/responses/Error"}}
+    return {"get": {"summary": summary, "responses": {"200": _json("The answer.", answer)} | failures}}
+
+
+def _json(description: str, schema: Schema) -> Schema:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _answer(kind: str) -> Schema:
+    properties = {"object": {"const": kind}, "choices": {"type": "array"}, "usage": {"type": "object"}}
+    return {"type": "object", "required": ["id", "object", "created", "model", "choices", "usage"], "properties": properties}
+
+
+def _dialects() -> Schema:
+    """Bodies of /generate: parameters flat or nested, under OpenAI's or older names."""
+    parameters: Schema = _ref("GenerateRequest") | {"properties": {"max_new_tokens": {"type": "integer", "minimum": 0}}}
+    forms = (("prompt", _PROMPT, "parameters"), ("inputs", _PROMPT, "parameters"), ("text", _TEXT, "sampling_params"))
+    return {
+        "anyOf": [
+            {"type": "object", "required": [prompt], "properties": {prompt: schema, name: parameters, "stream": {"type": "boolean"}}}
+            for prompt, schema, name in (*forms, ("input_ids", _IDS, "sampling_params"))
+        ]
+    }
+
+
+def _schemas() -> Schema:
+    """The request models, with what they leave to code."""
+    _, generated = models_json_schema([(model, "validation") for model in _MODELS], ref_template="#/components/schemas/{model}")
+    schemas: Schema = generated["$defs"]
+    for schema in schemas.values():
+        for name in schema.get("properties", {}).keys() & _BY_HAND.keys():
+            schema["properties"][name] |= _BY_HAND[name]
+    several = {"type": "array", "minItems": 1, "items": _PROMPT}
+    schemas["CompletionRequest"]["properties"]["prompt"] |= {"anyOf": [*_PROMPT["anyOf"], several]}
+    schemas["GenerateRequest"]["properties"].pop("prompt")  # `_dialects` names it in the client's words
+    schemas["GenerateRequest"].pop("required")
+    return schemas
