@@ -21,13 +21,14 @@ import typer
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from glm5_runtime import device as devices
-from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig
+from glm5_runtime.config import ConfigError, ContextTier, EngineConfig, ModelConfig, complete_tiers, parse_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 API_KEY = "GLM5_API_KEY"
 DEVICE = "GLM5_DEVICE"
+MAX_MEM = "ASCEND_MAX_MEM"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _VERSIONS = ("5", "5.1", "5.2", "5.3")
 _TEMPLATES = ("auto", *_VERSIONS)
@@ -66,6 +67,21 @@ def _hook(value: str) -> str:
     return value
 
 
+def _bytes(value: object) -> object:
+    """`28G`, `28GB`, `2Gi`, `1000000` → bytes."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT]?)(i?)B?", value) if isinstance(value, str) else None
+    if match is None or (match[3] and not match[2]):
+        raise ValueError("must be an amount of memory such as 28G, 28Gi or a number of bytes")
+    size = int(float(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2]) + 1 if match[2] else 0))
+    if 0 < size < 1 << 20:
+        raise ValueError(f"{value} would be {size} bytes; name the unit, as in 28G")
+    return size
+
+
+def _tiers(value: object) -> object:
+    return parse_tiers(value) if isinstance(value, str) else value
+
+
 class ServeArguments(BaseModel):
     """Checked arguments of `serve`. Field names are the flags' with underscores."""
 
@@ -85,6 +101,10 @@ class ServeArguments(BaseModel):
     drain_timeout: Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=86_400)] = 300.0
     chat_template: str = "auto"
     model_version: Literal["5", "5.1", "5.2", "5.3"] | None = None
+    memory_fraction: float = Field(0.9, gt=0, le=1)
+    memory_reserve: Annotated[int, BeforeValidator(_bytes)] = 0
+    memory_limit: Annotated[int, BeforeValidator(_bytes), Field(ge=1)] | None = None
+    context_tiers: Annotated[tuple[ContextTier, ...], BeforeValidator(_tiers)] = ()
     prefix_cache: Literal["on", "off"] = "on"
     seed: int = Field(0, ge=0, le=2**63 - 1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -104,6 +124,9 @@ def check_arguments(given: Mapping[str, Any]) -> ServeArguments:
         missing_name = "--served-model-name"  # follows from --model; saying both would send the user two ways
         told = [(flag, text) for flag, text in faults if flag != missing_name or "model" in values]
         raise ArgumentFaults([f"{flag}: {text}" for flag, text in told]) from None
+    if len(arguments.context_tiers) >= arguments.max_sequences:
+        why = f"too many for --max-sequences {arguments.max_sequences}: each needs one, and longer requests too"
+        raise ArgumentFaults([f"--context-tiers: {why}"])
     if arguments.max_batched_tokens < arguments.max_sequences:
         least = arguments.max_sequences  # each sequence needs one token a step
         raise ArgumentFaults([f"--max-batched-tokens: {arguments.max_batched_tokens} is less than --max-sequences {least}"])
@@ -126,7 +149,7 @@ def parse_serve(argv: Sequence[str]) -> ServeArguments:
         raise ArgumentFaults([getattr(error, "message", str(error))]) from error
 
 
-def check_files(folder: Path, chat_template: str, max_model_len: int | None) -> list[str]:
+def check_files(folder: Path, chat_template: str, max_model_len: int | None, tiers: tuple[ContextTier, ...] = ()) -> list[str]:
     """What is wrong with the files that the arguments name."""
     if not folder.is_dir():
         return [f"--model: {folder} is not a folder; name the folder that holds config.json and the safetensors files"]
@@ -135,8 +158,10 @@ def check_files(folder: Path, chat_template: str, max_model_len: int | None) -> 
         longest = ModelConfig.from_dir(folder).max_model_len
         if max_model_len is not None and max_model_len > longest:
             faults.append(f"--max-model-len: {max_model_len} is more than the checkpoint's {longest}")
+        else:
+            complete_tiers(tiers, max_model_len or longest)
     except ConfigError as error:
-        faults.append(f"--model: {error}")
+        faults.append(str(error) if str(error).startswith("--") else f"--model: {error}")
     if not (folder / "tokenizer.json").is_file():
         faults.append(f"--model: {folder}/tokenizer.json is missing")
     if not any(folder.glob("*.safetensors")):
@@ -236,6 +261,23 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
             help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
         ),
     ] = None,
+    memory_fraction: Annotated[
+        Text, typer.Option(metavar="N", help="Share of the device's memory that may be in use; a container's limit counts. [default: 0.9]")
+    ] = None,
+    memory_reserve: Annotated[Text, typer.Option(metavar="SIZE", help="Memory of the device that stays free besides. [default: 0]")] = None,
+    memory_limit: Annotated[
+        Text,
+        typer.Option(
+            metavar="SIZE",
+            envvar=MAX_MEM,
+            show_envvar=False,
+            help="Most memory of the device that this process uses, such as 28G. [default: ASCEND_MAX_MEM, else none]",
+        ),
+    ] = None,
+    context_tiers: Annotated[
+        Text,
+        typer.Option(metavar="4k:0.5,16k,…", help="Classes of requests by length, and the share that each has to itself. [default: none]"),
+    ] = None,
     prefix_cache: Annotated[
         Text, typer.Option(metavar="on|off", help="Compute the beginning that prompts have in common once. [default: on]")
     ] = None,
@@ -268,7 +310,7 @@ def _checked(given: Mapping[str, Any]) -> tuple[ServeArguments, str | None]:
     arguments, key = None, None
     try:
         arguments = check_arguments(given)
-        faults += check_files(arguments.model, arguments.chat_template, arguments.max_model_len)
+        faults += check_files(arguments.model, arguments.chat_template, arguments.max_model_len, arguments.context_tiers)
     except ArgumentFaults as found:
         faults += found.faults
         if given["model"] is not None:
@@ -309,6 +351,10 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         max_sequences=arguments.max_sequences,
         max_batched_tokens=arguments.max_batched_tokens,
         max_queue=arguments.max_queue,
+        memory_fraction=arguments.memory_fraction,
+        memory_reserve=arguments.memory_reserve,
+        memory_limit=arguments.memory_limit,
+        context_tiers=arguments.context_tiers,
         prefix_cache=arguments.prefix_cache == "on",
         seed=arguments.seed,
     )

@@ -18,6 +18,7 @@ EVERY_FLAG = [
     *("--device", "auto", "--dtype", "bfloat16", "--max-model-len", "40960", "--max-sequences", "16", "--max-batched-tokens", "8192"),
     *("--max-queue", "64", "--max-request-bytes", "1000000", "--drain-timeout", "300s", "--chat-template", "5.1"),
     *("--model-version", "5.1", "--prefix-cache", "off", "--seed", "7", "--log-level", "info"),
+    *("--memory-fraction", "0.8", "--memory-reserve", "2Gi", "--memory-limit", "28G", "--context-tiers", "4k:0.5,16k"),
     *("--audit-log", "-", "--post-inference-hook", "cat -n", "--post-inference-hook", "https://hooks.example/glm"),
 ]
 
@@ -44,6 +45,10 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "drain_timeout": 300.0,
         "chat_template": "5.1",
         "model_version": "5.1",
+        "memory_fraction": 0.8,
+        "memory_reserve": 2 << 30,
+        "memory_limit": 28_000_000_000,
+        "context_tiers": ({"length": 4096, "share": 0.5}, {"length": 16384, "share": None}),
         "prefix_cache": "off",
         "seed": 7,
         "log_level": "info",
@@ -66,6 +71,26 @@ def test_durations_have_units(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "size"),
+    [("28G", 28 * 10**9), ("28GB", 28 * 10**9), ("1.5Gi", 3 << 29), ("512MiB", 512 << 20), ("30000000000", 3 * 10**10), ("0", 0)],
+)
+def test_memory_has_units(text: str, size: int) -> None:
+    assert parse_serve(["serve", "--model", "/m", "--memory-reserve", text]).memory_reserve == size
+
+
+def test_the_memory_limit_comes_from_ascend_max_mem_unless_the_flag_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MAX_MEM", "28G")
+
+    assert parse_serve(["serve", "--model", "/m"]).memory_limit == 28 * 10**9
+    assert parse_serve(["serve", "--model", "/m", "--memory-limit", "30G"]).memory_limit == 30 * 10**9
+
+
+def test_more_context_tiers_than_there_are_places_are_refused() -> None:
+    with pytest.raises(ArgumentFaults, match="--context-tiers: too many for --max-sequences 2"):
+        parse_serve(["serve", "--model", "/m", "--max-sequences", "2", "--context-tiers", "4k,8k"])
+
+
+@pytest.mark.parametrize(
     ("flag", "value"),
     [
         *(("--drain-timeout", text) for text in ("300", "5x", "-5s", "s", "", "25h", "1s 2s")),
@@ -73,6 +98,10 @@ def test_durations_have_units(text: str, seconds: float) -> None:
         *(("--max-sequences", text) for text in ("0", "1e9", "many")),
         *(("--post-inference-hook", text) for text in ("", "no-such-program-here -x", "cat 'open", "http:///path", "ftp://host/")),
         ("--audit-log", ""),
+        *(("--memory-reserve", text) for text in ("-1", "2 G", "many", "28", "2iB", "")),
+        *(("--memory-fraction", text) for text in ("0", "1.1", "half")),
+        ("--memory-limit", "28"),
+        *(("--context-tiers", text) for text in ("", "4k,4096", "16k,4k", "4k:1", "4k:0.0", "4k:0.5,8k:0.5", "0", "4g", "4k,", "4k:-1")),
         ("--max-queue", "-1"),
         ("--max-request-bytes", "10"),
         ("--max-model-len", "0"),
@@ -136,6 +165,7 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
         (["--model", "/nowhere"], "--model: /nowhere is not a folder"),
         ([], "--model: Field required"),
         (["--model", str(TINY), "--max-model-len", "2049"], "--max-model-len: 2049 is more than the checkpoint's 2048"),
+        (["--model", str(TINY), "--context-tiers", "1k,4k"], "--context-tiers: 4k (4096 tokens) is longer than this model serves, 2048"),
         (["--model", str(TINY), "--device", "npu"], "--device npu can't be used here"),
     ],
 )
