@@ -21,7 +21,7 @@ import typer
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from glm5_runtime import device as devices
-from glm5_runtime.config import ConfigError, ContextTier, EngineConfig, ModelConfig, complete_tiers, parse_tiers
+from glm5_runtime.config import MAX_DRAFTS, ConfigError, ContextTier, EngineConfig, ModelConfig, complete_tiers, parse_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,6 +106,8 @@ class ServeArguments(BaseModel):
     memory_limit: Annotated[int, BeforeValidator(_bytes), Field(ge=1)] | None = None
     context_tiers: Annotated[tuple[ContextTier, ...], BeforeValidator(_tiers)] = ()
     prefix_cache: Literal["on", "off"] = "on"
+    speculative_tokens: int = Field(0, ge=0, le=MAX_DRAFTS)
+    speculative_method: Literal["auto", "mtp", "ngram"] = "auto"
     seed: int = Field(0, ge=0, le=2**63 - 1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     audit_log: str | None = Field(None, min_length=1)
@@ -127,9 +129,10 @@ def check_arguments(given: Mapping[str, Any]) -> ServeArguments:
     if len(arguments.context_tiers) >= arguments.max_sequences:
         why = f"too many for --max-sequences {arguments.max_sequences}: each needs one, and longer requests too"
         raise ArgumentFaults([f"--context-tiers: {why}"])
-    if arguments.max_batched_tokens < arguments.max_sequences:
-        least = arguments.max_sequences  # each sequence needs one token a step
-        raise ArgumentFaults([f"--max-batched-tokens: {arguments.max_batched_tokens} is less than --max-sequences {least}"])
+    least = arguments.max_sequences * (1 + arguments.speculative_tokens)  # each sequence needs a token a step, and its guesses
+    if arguments.max_batched_tokens < least:
+        of = " times (1 + --speculative-tokens)" if arguments.speculative_tokens else ""
+        raise ArgumentFaults([f"--max-batched-tokens: {arguments.max_batched_tokens} is less than --max-sequences{of} {least}"])
     return arguments
 
 
@@ -261,6 +264,15 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
             help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
         ),
     ] = None,
+    speculative_tokens: Annotated[
+        Text, typer.Option(metavar="N", help="Tokens guessed ahead and checked in one step; the text stays the same. [default: 0]")
+    ] = None,
+    speculative_method: Annotated[
+        Text,
+        typer.Option(
+            metavar="auto|mtp|ngram", help="Who guesses: the checkpoint's MTP layer, or the text where it repeats itself. [default: auto]"
+        ),
+    ] = None,
     memory_fraction: Annotated[
         Text, typer.Option(metavar="N", help="Share of the device's memory that may be in use; a container's limit counts. [default: 0.9]")
     ] = None,
@@ -356,6 +368,8 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         memory_limit=arguments.memory_limit,
         context_tiers=arguments.context_tiers,
         prefix_cache=arguments.prefix_cache == "on",
+        speculative_tokens=arguments.speculative_tokens,
+        speculative_method=arguments.speculative_method,
         seed=arguments.seed,
     )
     return process.serve(settings, engine)

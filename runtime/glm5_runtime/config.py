@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 ARCHITECTURE = "glm_moe_dsa"
+MAX_DRAFTS = 16
+"""More are hardly ever right to the end."""
 LFS_MAGIC = b"version https://git-lfs"
 _NATIVE_ONLY = "the native engine reads bf16, fp16 or fp32 weights; use such a checkpoint or `engine: {name: vllm}`"
 
@@ -84,6 +86,15 @@ class ModelConfig(BaseModel):
     def max_model_len(self) -> int:
         """Longest prompt plus answer the checkpoint was made for, tokens."""
         return self.max_position_embeddings
+
+    @property
+    def has_draft_layer(self) -> bool:
+        """Whether this is the form `with_draft_layer`."""
+        return len(self.indexer_types) > self.num_hidden_layers
+
+    def with_draft_layer(self) -> Self:
+        """The same model with the layer behind the last that drafts tokens: it has experts and an indexer of its own."""
+        return self.model_copy(update={"indexer_types": (*self.indexer_types, "full"), "mlp_layer_types": (*self.mlp_layer_types, "sparse")})
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> Self:
@@ -346,14 +357,21 @@ class EngineConfig(BaseModel):
     prefix_cache: bool = Field(
         default=True, description="Requests that begin alike share the pages of their beginning instead of computing it again."
     )
+    speculative_tokens: int = Field(
+        0, ge=0, le=MAX_DRAFTS, description="Tokens guessed ahead and checked in one step. 0: none. The text stays the same; it comes faster."
+    )
+    speculative_method: Literal["auto", "mtp", "ngram"] = Field(
+        "auto",
+        description="Who guesses: mtp, the checkpoint's multi-token-prediction layer; ngram, the text itself where it repeats."
+        " auto: mtp where the checkpoint has it.",
+    )
     seed: int = Field(0, ge=0, description="Start of the seeds of requests that bring none.")
 
     @model_validator(mode="after")
     def _every_sequence_can_decode(self) -> Self:
-        if self.max_batched_tokens < self.max_sequences:
-            raise ValueError(
-                f"max_batched_tokens {self.max_batched_tokens} is less than max_sequences {self.max_sequences}: some would starve"
-            )
+        least = self.max_sequences * (1 + self.speculative_tokens)
+        if self.max_batched_tokens < least:
+            raise ValueError(f"max_batched_tokens {self.max_batched_tokens} is less than what max_sequences take ({least}): some would starve")
         if len(self.context_tiers) >= self.max_sequences:
             raise ValueError(
                 f"max_sequences {self.max_sequences} is too few for {len(self.context_tiers)} context_tiers and longer requests"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from glm5_runtime.config import EngineConfig, ModelConfig
     from glm5_runtime.engine.runner import Chosen, Runner
-    from glm5_runtime.engine.scheduler import Scheduler, Step
+    from glm5_runtime.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +131,9 @@ class Engine:
             step_tokens_sum=self._step_tokens_sum,
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,
+            drafts=self._runner.draft_counts.rounds,
+            draft_tokens=self._runner.draft_counts.tokens,
+            accepted_drafts=tuple(self._runner.draft_counts.accepted[: self.config.speculative_tokens]),
         )
 
     def _run(self) -> None:
@@ -152,14 +155,14 @@ class Engine:
         sequence = Sequence(request, lambda _: None, frozenset(), seed=0, scheduled=self._clock())  # so that no counter takes it for new
         self._scheduler.add(sequence)
         try:
-            chosen = self._runner.run(self._scheduler.schedule())
+            for choice in self._runner.run(self._scheduler.schedule()):
+                if choice.broken is None:
+                    sequence.append(choice.token)
+                    self._warm_up_tokens += 1
+                else:
+                    log.error("the first token failed, the server stays unready: %s", choice.broken)
         finally:
             self._scheduler.remove(sequence)
-        for choice in chosen:
-            if choice.broken is None:
-                self._warm_up_tokens += 1
-            else:
-                log.error("the first token failed, the server stays unready: %s", choice.broken)
         self._last_progress = self._clock()
 
     def _take_commands(self) -> bool:
@@ -196,30 +199,31 @@ class Engine:
         for step in plan:
             if step.sequence.scheduled is None:
                 step.sequence.scheduled, step.sequence.cached = now, step.sequence.computed
+        begun = [step.sequence for step in plan if step.completes and not step.sequence.produced]
         try:
-            chosen = self._runner.run(plan)
+            choices = self._runner.run(plan)
+            self._count(tokens, begun)
+            for choice in choices:
+                self._advance(choice)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
             log.error("out of memory in a step of %d tokens: its %d requests fail: %s", tokens, len(plan), str(error)[:300])
             message = f"out of memory: {error}; lower --max-batched-tokens or --max-sequences"
             for step in plan:
-                self._finish(step.sequence, FinishReason.ERROR, error=message, out_of_memory=True)
+                if step.sequence.running:
+                    self._finish(step.sequence, FinishReason.ERROR, error=message, out_of_memory=True)
             return
-        self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
-        self._step_tokens_sum += tokens
-        self._deliver(plan, chosen)
         self._last_progress = self._clock()
 
-    def _deliver(self, plan: list[Step], chosen: list[Chosen]) -> None:
-        for step in plan:
-            sequence = step.sequence
-            if sequence.computed == sequence.prompt_length and not sequence.produced:
-                self._prompt_tokens += sequence.prompt_length
-                if sequence.params.max_tokens == 0:
-                    self._finish(sequence, FinishReason.LENGTH)
-        for choice in chosen:
-            self._advance(choice)
+    def _count(self, tokens: int, begun: list[Sequence]) -> None:
+        """So many tokens are computed, and these sequences' prompts with them."""
+        self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
+        self._step_tokens_sum += tokens
+        for sequence in begun:
+            self._prompt_tokens += sequence.prompt_length
+            if sequence.params.max_tokens == 0:
+                self._finish(sequence, FinishReason.LENGTH)
 
     def _advance(self, choice: Chosen) -> None:
         """Append the token, tell the client, and finish the sequence when it is the last."""

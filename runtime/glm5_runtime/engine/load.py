@@ -10,6 +10,7 @@ import torch
 
 from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig, complete_tiers
 from glm5_runtime.engine.blocks import PagePool
+from glm5_runtime.engine.draft import MtpDrafter, NgramDrafter
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.memory import DeviceMemory, cache_bytes, step_bytes
 from glm5_runtime.engine.runner import Runner
@@ -21,12 +22,17 @@ from glm5_runtime.ops.interface import operators
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from glm5_runtime.engine.draft import Drafter
+
 log = logging.getLogger(__name__)
 
 
 def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
     """Read the checkpoint, size the cache, build the engine (not started); raises ConfigError or WeightsError."""
     model_config = ModelConfig.from_dir(model_dir)
+    method = speculative_method(config, model_config)
+    if method == "mtp":
+        model_config = model_config.with_draft_layer()
     device = torch_device(config.device)
     dtype = _dtype(config, model_config, device)
     decoder = load_decoder(model_config, model_dir, operators(device.type), device, dtype)
@@ -44,7 +50,23 @@ def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
         prefix_cache=config.prefix_cache,
         tiers=tiers,
     )
-    return Engine(model_config, config, Runner(decoder, cache, device), scheduler)
+    drafter: Drafter | None = None
+    if method is not None:
+        count = config.speculative_tokens
+        drafter = NgramDrafter(count) if method == "ngram" else MtpDrafter(decoder, cache, count, device)
+    return Engine(model_config, config, Runner(decoder, cache, device, drafter), scheduler)
+
+
+def speculative_method(config: EngineConfig, model_config: ModelConfig) -> str | None:
+    """Who drafts tokens: None when nobody shall. Raises ConfigError for a layer that the checkpoint hasn't."""
+    method = config.speculative_method
+    if config.speculative_tokens == 0:
+        return None
+    if method == "auto":
+        return "mtp" if model_config.num_nextn_predict_layers else "ngram"
+    if method == "mtp" and not model_config.num_nextn_predict_layers:
+        raise ConfigError("speculative_method mtp: the checkpoint has no such layer (num_nextn_predict_layers is 0); use ngram")
+    return method
 
 
 def longest_request(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -5,20 +5,24 @@ Called by the engine thread only. Knows sequences, not queues.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from glm5_runtime.config import MAX_DRAFTS
+from glm5_runtime.engine.draft import Seen
 from glm5_runtime.engine.sampler import sample, token_logprobs
 from glm5_runtime.model.batch import Chunk, build_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Rows
 
     import torch
     from torch import Tensor
 
+    from glm5_runtime.engine.draft import Drafter
     from glm5_runtime.engine.request import TokenLogprob
     from glm5_runtime.engine.scheduler import Step
     from glm5_runtime.engine.sequence import Sequence
@@ -40,34 +44,93 @@ class Chosen:
     broken: str | None = None
 
 
+class _Check(NamedTuple):
+    """A sequence whose next token is chosen from `row`, and from the rows behind it as long as they follow from its drafts."""
+
+    sequence: Sequence
+    row: int
+    drafts: list[int]
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Since the start: steps with drafts of a sequence, drafts in them, and how often the draft of each place was right."""
+
+    rounds: int = 0
+    tokens: int = 0
+    accepted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFTS)
+
+    def drafted(self, checks: Rows[_Check]) -> None:
+        """Drafts that are now checked."""
+        for check in checks:
+            self.rounds += bool(check.drafts)
+            self.tokens += len(check.drafts)
+
+
 class Runner:
-    """The model with its cache."""
+    """The model with its cache, and whoever guesses ahead."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, device: torch.device) -> None:
-        self._decoder, self._cache, self._device = decoder, cache, device
+    def __init__(self, decoder: Decoder, cache: KVCache, device: torch.device, drafter: Drafter | None = None) -> None:
+        self._decoder, self._cache, self._device, self._drafter = decoder, cache, device, drafter
+        self.draft_counts = DraftCounts()
 
-    def run(self, plan: Rows[Step]) -> list[Chosen]:
-        """Compute the plan's tokens, advance its sequences, choose a token for those that are complete."""
-        chunks = [_chunk(step) for step in plan]
-        batch = build_batch(chunks, self._decoder.config, self._cache.page_size, self._device)
+    def run(self, plan: Rows[Step]) -> Iterator[Chosen]:
+        """Compute the plan's tokens and advance its sequences; then choose a token for those that are complete, more where drafts agree.
+
+        Whoever iterates appends each token to its sequence, or removes the sequence, before asking for the next one.
+        """
+        plan = sorted(plan, key=lambda step: step.count)  # those of one length are computed side by side
+        batch = build_batch([_chunk(step) for step in plan], self._decoder.config, self._cache.page_size, self._device)
         hidden = self._decoder(batch, self._cache)
-        ends = [0]
-        for step in plan:
-            ends.append(ends[-1] + step.count)
-        for step, (start, end) in zip(plan, pairwise(ends), strict=True):
-            if step.sequence.wants_prompt_logprobs:
-                self._score_prompt(step, hidden[start:end])
-        complete = [(step.sequence, end - 1) for step, end in zip(plan, ends[1:], strict=True) if step.completes]
-        for step in plan:
-            step.sequence.computed += step.count
-        wanted = [(sequence, row) for sequence, row in complete if sequence.params.max_tokens > 0]
-        if not wanted:
-            return []
-        rows = [row for _, row in wanted]
-        return self._choose([sequence for sequence, _ in wanted], hidden if len(rows) == len(hidden) else hidden[rows])
+        ends = list(accumulate(step.count for step in plan))
+        checks: list[_Check] = []
+        starts: list[int] = []
+        for step, end in zip(plan, ends, strict=True):
+            sequence = step.sequence
+            starts.append(sequence.computed)
+            if sequence.wants_prompt_logprobs:
+                self._score_prompt(step, hidden[end - step.count : end])
+            drafts, sequence.drafts = sequence.drafts, []
+            sequence.computed += step.count - len(drafts)
+            if sequence.pending == 0 and sequence.params.max_tokens > 0:
+                checks.append(_Check(sequence, end - 1 - len(drafts), drafts))
+        return self._finish(checks, hidden, list(zip(plan, starts, ends, strict=True)))
 
-    def _choose(self, sequences: list[Sequence], hidden: Tensor) -> list[Chosen]:
-        logits = self._decoder.logits(hidden)
+    def _finish(self, checks: list[_Check], hidden: Tensor, computed: list[tuple[Step, int, int]]) -> Iterator[Chosen]:
+        """Choose, then guess; `computed` says where each step's sequence began and where its rows end."""
+        if checks:
+            yield from self._choose(checks, hidden)
+        if self._drafter is not None:
+            seen = [
+                Seen(step.sequence, start, hidden[end - step.count :][: step.sequence.computed - start])
+                for step, start, end in computed
+                if step.sequence.running and step.sequence.pending
+            ]
+            if seen:
+                self._drafter.draft(seen)
+
+    def _choose(self, checks: list[_Check], hidden: Tensor) -> Iterator[Chosen]:
+        """Token after token, as long as the model's own choice is the one that was drafted."""
+        rows = [row for check in checks for row in range(check.row, check.row + 1 + len(check.drafts))]
+        logits = self._decoder.logits(hidden if len(rows) == len(hidden) else hidden[rows])
+        firsts = [0, *accumulate(1 + len(check.drafts) for check in checks)]
+        going = [_Check(check.sequence, first, check.drafts) for check, first in zip(checks, firsts[:-1], strict=True)]
+        place = 0
+        self.draft_counts.drafted(checks)
+        while going:
+            at = [check.row + place for check in going]
+            chosen = self._sample(logits if len(at) == len(logits) else logits[at], [check.sequence for check in going])
+            agreed = []
+            for check, choice in zip(going, chosen, strict=True):
+                yield choice
+                if place < len(check.drafts) and choice.token == check.drafts[place] and choice.broken is None:
+                    self.draft_counts.accepted[place] += 1
+                    if check.sequence.running:
+                        check.sequence.computed += 1
+                        agreed.append(check)
+            going, place = agreed, place + 1
+
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Chosen]:
         sums = logits.sum(dim=-1).tolist()  # finite only where all are; looking at each takes ten times as long
         finite = [isfinite(total) for total in sums]
         good = [row for row, is_finite in enumerate(finite) if is_finite]
@@ -96,6 +159,6 @@ class Runner:
 
 
 def _chunk(step: Step) -> Chunk:
-    sequence = step.sequence
-    end = sequence.computed + step.count
-    return Chunk(sequence.tokens[sequence.computed : end], sequence.computed, sequence.pages)
+    sequence, start = step.sequence, step.sequence.computed
+    tokens = sequence.tokens[start : start + step.count]
+    return Chunk(tokens + sequence.drafts if step.completes else tokens, start, sequence.pages)

@@ -38,7 +38,7 @@ class Step(NamedTuple):
     @property
     def completes(self) -> bool:
         """Whether all tokens are computed after it, so that the next one can be chosen."""
-        return self.count == self.sequence.pending
+        return self.count >= self.sequence.pending
 
 
 class Scheduler:
@@ -136,7 +136,9 @@ class Scheduler:
             if not sequence.reading:
                 if len(sequence.tokens) > len(sequence.pages) * size and not self._make_room(sequence):
                     continue  # it was preempted itself, and the next one stands here
-                plan[sequence] = len(sequence.tokens) - sequence.computed
+                if sequence.drafts:
+                    self._fit_drafts(sequence)
+                plan[sequence] = len(sequence.tokens) - sequence.computed + len(sequence.drafts)
             index += 1
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -156,6 +158,15 @@ class Scheduler:
         sequence.pages.extend(self.pool.take(missing))
         tier.held += missing
         return True
+
+    def _fit_drafts(self, sequence: Sequence) -> None:
+        """Drafts are worth a page that lies free, not one that another would miss; those without a row are dropped."""
+        tier, size = sequence.tier, self._page_size
+        missing = -(-(len(sequence.tokens) + len(sequence.drafts)) // size) - len(sequence.pages)
+        if 0 < missing <= self.pool.free - tier.kept_pages():
+            sequence.pages.extend(self.pool.take(missing))
+            tier.held += missing
+        del sequence.drafts[len(sequence.pages) * size - len(sequence.tokens) :]
 
     def _move_up(self, sequence: Sequence) -> None:
         """An answer that outgrows its tier goes on in the next one: a tier is a way to be served, no length to be cut at."""
@@ -300,6 +311,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._stop(sequence)
         sequence.computed = sequence.named = 0
+        sequence.drafts.clear()
         sequence.tier.line.put_back(sequence)
         self.preemptions += 1
 

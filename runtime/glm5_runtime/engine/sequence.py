@@ -33,6 +33,9 @@ class Sequence:
     produced: int = 0
     scheduled: float | None = None  # when its first step began; a preemption doesn't change it
     cached: int = 0  # tokens that the prefix cache held then
+    drafts: list[int] = field(default_factory=list)  # guesses of what follows, computed with the next token to be checked
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)  # what stood where, for guesses from the text itself
+    learnt: int = 0  # tokens that `places` knows
     # What the scheduler notes; nobody else writes these.
     tier: Tier = field(init=False)
     client: Client = field(init=False)

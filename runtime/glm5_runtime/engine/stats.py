@@ -16,6 +16,7 @@ class EngineStats:
     step, or of the moment work reached an idle engine: an engine with work is stuck when it grows old.
     `tokens_since_start` counts every produced token, the warm-up's too; the totals count only requests. `step_tokens` counts steps by
     the tokens computed in them: one entry for each bound of STEP_TOKENS, one for larger ones; `step_tokens_sum` is all their tokens.
+    `drafts` counts sequences' steps with guesses, `draft_tokens` the guesses, `accepted_drafts` the right ones by their place.
     `prefix_queries` are tokens of prompts looked for in the prefix cache, `prefix_hits` those found there.
     """
 
@@ -32,6 +33,9 @@ class EngineStats:
     step_tokens_sum: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_drafts: tuple[int, ...] = ()
 
     @property
     def has_work(self) -> bool:

@@ -2,8 +2,9 @@
 
 Built by the engine's runner from chunks of sequences, read by attention and indexer. Holds no weights and no policy.
 
-A chunk is some next tokens of one sequence. Chunks of one token (decodes) are computed side by side in groups of B rows;
-a longer chunk (prefill) is cut into blocks of queries, so that no tensor grows with the square of the context.
+A chunk is some next tokens of one sequence. Chunks of few tokens (decodes with what was guessed to follow) are computed side by side in
+groups of B rows, as many tokens each; a longer chunk (prefill) is cut into blocks of queries, so that no tensor grows with the square of
+the context.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ WORKSPACE_BYTES = 128 << 20
 One query of a very long context needs more and gets it: GLM-5's index keys alone are 0.8 GB at a million tokens."""
 _TOGETHER = 1 << 15
 """Context rows that decodes read in one call. Beyond, copies of many contexts side by side cost more than calls for each."""
+_SHORT = 17
+"""Chunks of at most so many tokens are computed side by side with others of their length: a token and the most that is guessed ahead."""
 _GATHERED = 6
 """Bytes of a cached number in use: itself in bf16 and its copy in fp32. An fp32 cache is used as it is, with 4."""
 
@@ -42,6 +45,7 @@ class Chunk:
     tokens: Sequence[int]
     start: int
     pages: Sequence[int]
+    adapter: int = 0  # number of its adapter, 0: none
 
     @property
     def end(self) -> int:
@@ -50,13 +54,22 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class RowAdapters:
+    """Each row's adapter, numbers [N] int64, and which ones there are; 0 is the base model."""
+
+    numbers: Tensor
+    used: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """tokens, positions, slots: [N] int64, chunk after chunk; groups cover the N rows in order."""
+    """tokens, positions, slots: [N] int64, chunk after chunk; groups cover the N rows in order; adapters: None when no row has one."""
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     groups: tuple[Queries, ...]
+    adapters: RowAdapters | None = None
 
 
 def build_batch(
@@ -79,16 +92,23 @@ def build_batch(
         Queries(rows, at[rows].view(len(block), -1), [chunk.end for chunk in block], [chunk.pages for chunk in block], page_size)
         for block, rows in blocks
     ]
-    return Batch(tokens, at, torch.tensor(slots, device=device), tuple(groups))
+    return Batch(tokens, at, torch.tensor(slots, device=device), tuple(groups), _row_adapters(chunks, device))
+
+
+def _row_adapters(chunks: Sequence[Chunk], device: torch.device) -> RowAdapters | None:
+    used = frozenset(chunk.adapter for chunk in chunks)
+    if used == {0}:
+        return None
+    return RowAdapters(torch.tensor([chunk.adapter for chunk in chunks for _ in chunk.tokens], device=device), used)
 
 
 def _blocks(chunks: Sequence[Chunk], config: ModelConfig, workspace: int) -> Iterator[list[Chunk]]:
-    """Chunks that one call attends: several of one token, or a piece of a longer one; as many queries as the workspace takes."""
-    for is_decode, run in groupby(chunks, key=lambda chunk: len(chunk.tokens) == 1):
+    """Chunks that one call attends: several short ones of a length, or a piece of a longer one; as many queries as the workspace takes."""
+    for count, run in groupby(chunks, key=lambda chunk: min(len(chunk.tokens), _SHORT + 1)):
         same = list(run)
-        if is_decode:
+        if count <= _SHORT and workspace_bytes(same[0].end, 1, count, config) <= workspace:
             longest = max(chunk.end for chunk in same)
-            step = max(1, min(_TOGETHER // longest, workspace // workspace_bytes(longest, 1, 1, config)))
+            step = max(1, min(_TOGETHER // longest, workspace // workspace_bytes(longest, 1, count, config)))
             yield from (same[at : at + step] for at in range(0, len(same), step))
             continue
         for chunk in same:
@@ -114,8 +134,7 @@ def workspace_bytes(context: int, sequences: int, queries: int, config: ModelCon
     own = 12 * config.num_attention_heads * cached
     each = min(context, config.index_topk) * (8 * config.num_attention_heads + 2 * _GATHERED * cached + 24) + own
     masked = sequences * context * 2 * _GATHERED * cached + queries * (7 * context + own)
-    is_prompt = queries > sequences
-    attending = masked if is_prompt and context <= reference.GATHER_BEYOND * config.index_topk else queries * each
+    attending = masked if queries > sequences and context <= reference.GATHER_BEYOND * config.index_topk else queries * each
     if context <= config.index_topk:
         return attending
     heads = config.index_n_heads

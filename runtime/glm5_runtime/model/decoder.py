@@ -14,10 +14,12 @@ from glm5_runtime.model.attention import Attention
 from glm5_runtime.model.indexer import StepContext
 from glm5_runtime.model.layers import Embedding, Linear, Module, RMSNorm
 from glm5_runtime.model.moe import MLP, MoE
+from glm5_runtime.model.mtp import DraftLayer
 from glm5_runtime.model.parallel import ALONE
 
 if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
+    from glm5_runtime.model.adapters import Adapters
     from glm5_runtime.model.batch import Batch
     from glm5_runtime.model.cache import KVCache
     from glm5_runtime.model.indexer import Choice, Selector
@@ -55,16 +57,20 @@ class Decoder(Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ops, ranks) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.lm_head = Linear(config.hidden_size, config.vocab_size // ranks.tensor_size)
+        self.mtp = DraftLayer(config, DecoderLayer(config, config.num_hidden_layers, ops), ops) if config.has_draft_layer else None
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        self.adapters: Adapters | None = None  # set by `adapters.install`
 
     def forward(self, batch: Batch, cache: KVCache, select: Selector | None = None) -> Tensor:
         """Hidden states after the final norm, [N, hidden]; writes the tokens' cache rows. `select` overrides the choice of tokens."""
+        if self.adapters is not None:
+            self.adapters.begin(batch.adapters)
         x = self.embed_tokens(batch.tokens)
         rotary = self.ops.rotary(batch.positions, self.config.rope_theta, self.config.qk_rope_head_dim)
         context = StepContext(batch, rotary, select)
         choice: Choice = []
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=False):
             x, choice = layer(x, context, layer_cache, choice)
         hidden: Tensor = self.norm(x)
         return hidden

@@ -2,7 +2,7 @@
 
 `load_decoder` is called once at start. All names, shapes and types are checked against the model before the first byte of data is
 read or allocated. Fused parameters (gate and up, all experts of a layer) are filled piece by piece, so peak memory is the model's
-own; an unfused tensor of the right type on the CPU stays mapped from its file.
+own; an unfused tensor of the right type on the CPU stays mapped from its file. What the checkpoint holds in integers stays so (`quant`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from glm5_runtime.model import quant
 from glm5_runtime.model.checkpoint_files import Checkpoint, WeightsError
 from glm5_runtime.model.decoder import Decoder
 from glm5_runtime.model.layers import settle
 from glm5_runtime.model.parallel import ALONE
+from glm5_runtime.ops.packing import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from glm5_runtime.config import ModelConfig
@@ -36,24 +38,35 @@ FP32_ISLANDS = ("mlp.gate.weight", "mlp.gate.e_score_correction_bias", "indexer.
 
 _FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}
 _ROWS = ("embed_tokens.weight", "kv_b_proj.weight")  # read row by row, or by head
-_FLOATS = {"F32", "F16", "BF16"}
+_FLOATS = frozenset({"F32", "F16", "BF16"})
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one checkpoint tensor goes: a parameter, or `rows` of it (of expert `expert`)."""
+    """Where one checkpoint tensor goes: a parameter, or `rows` of it (of expert `expert`).
+
+    `kind` is how the checkpoint holds it; where the parameter doesn't, `scaled` ones become floats and `unpacked` ones a byte a number.
+    """
 
     parameter: str
     shape: tuple[int, ...]
     expert: int | None = None
     rows: tuple[int, int] | None = None
     cut: tuple[int, int, int] | None = None  # of the tensor only this part, as axis, start, size
+    kind: str = quant.FLOAT
+    scaled: bool = False
+    unpacked: bool = False
 
     def view(self, parameter: torch.Tensor) -> torch.Tensor:
         """The part of the parameter that this tensor fills."""
         whole = parameter if self.expert is None else parameter[self.expert]
         return whole if self.rows is None else whole[slice(*self.rows)]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The tensor's shape in the checkpoint."""
+        return (self.shape[0] // 2, *self.shape[1:]) if self.unpacked else self.shape
 
     @property
     def is_whole(self) -> bool:
@@ -70,8 +83,12 @@ def load_decoder(
     with torch.device("meta"):
         decoder = Decoder(config, ops, ranks)
         whole = decoder if ranks.size == 1 else Decoder(config, ops)
-    targets = dict(_targets(config, whole))
-    _check(checkpoint, targets, config)
+        if kinds := quant.read_kinds(model_dir, checkpoint.names):
+            stored = _stored_kinds(config, whole, kinds)
+            for model in {decoder, whole}:
+                quant.swap(model, stored, ops)
+    targets = {name: _as_stored(name, target, whole, kinds) for name, target in _targets(config, whole)}
+    _check(checkpoint, targets, config, kinds)
     _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype)
     log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
     settle(decoder.eval().requires_grad_(requires_grad=False))
@@ -81,12 +98,11 @@ def load_decoder(
 def _targets(config: ModelConfig, decoder: Decoder) -> Iterator[tuple[str, Target]]:
     """Checkpoint name → target, for every tensor the decoder needs."""
     for name, parameter in decoder.named_parameters():
-        key = name if name.startswith("lm_head.") else f"model.{name}"
+        key = _key(config, name)
         shape = tuple(parameter.shape)
         if ".experts." in name:
             yield from _expert_targets(config, name, key, shape)
-        elif name.endswith((".gate_up_proj.weight", ".qkv_a_proj.weight")):
-            fused = name.split(".")[-2]
+        elif (fused := name.split(".")[-2]) in _FUSED:
             first = shape[0] // 2 if fused == "gate_up_proj" else config.q_lora_rank
             for part, rows in zip(_FUSED[fused], ((0, first), (first, shape[0])), strict=True):
                 yield key.replace(fused, part), Target(name, (rows[1] - rows[0], shape[1]), rows=rows)
@@ -94,36 +110,66 @@ def _targets(config: ModelConfig, decoder: Decoder) -> Iterator[tuple[str, Targe
             yield key, Target(name, shape)
 
 
+def _key(config: ModelConfig, name: str) -> str:
+    """A parameter's name in the checkpoint, fused ones under their own."""
+    if name.startswith("lm_head."):
+        return name
+    return f"model.{name}".replace("model.mtp.", f"model.layers.{config.num_hidden_layers}.").replace(".block.", ".")
+
+
+def _stored_kinds(config: ModelConfig, decoder: Decoder, kinds: Mapping[str, str]) -> dict[str, set[str]]:
+    """How the checkpoint holds the tensors of each parameter."""
+    stored: dict[str, set[str]] = {}
+    for name, target in _targets(config, decoder):
+        stored.setdefault(target.parameter, set()).add(kinds.get(name, quant.FLOAT))
+    return stored
+
+
+def _as_stored(name: str, target: Target, decoder: Decoder, kinds: Mapping[str, str]) -> Target:
+    """The target with what happens to a quantised tensor on its way."""
+    kind = kinds.get(name, quant.FLOAT)
+    if kind == quant.FLOAT or not name.endswith(".weight"):
+        return target
+    owner = decoder.get_submodule(target.parameter.rpartition(".")[0])
+    is_packed = isinstance(owner, quant.QuantExperts) and owner.packed
+    scaled = decoder.get_parameter(target.parameter).dtype != torch.int8
+    return replace(target, kind=kind, scaled=scaled, unpacked=kind == quant.W4A8 and not is_packed)
+
+
 def _expert_targets(config: ModelConfig, name: str, key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Target]]:
-    base, _, kind = key.rpartition(".")
+    base, _, kind = key.removesuffix("_scale").rpartition(".")
+    leaf = "weight_scale" if key.endswith("_scale") else "weight"
     for expert in range(config.n_routed_experts):
         if kind == "down_proj":
-            yield f"{base}.{expert}.down_proj.weight", Target(name, shape[1:], expert)
+            yield f"{base}.{expert}.down_proj.{leaf}", Target(name, shape[1:], expert)
             continue
         inner = shape[1] // 2
         for part, rows in (("gate_proj", (0, inner)), ("up_proj", (inner, 2 * inner))):
-            yield f"{base}.{expert}.{part}.weight", Target(name, (inner, shape[2]), expert, rows)
+            yield f"{base}.{expert}.{part}.{leaf}", Target(name, (inner, shape[2]), expert, rows)
 
 
-def _check(checkpoint: Checkpoint, targets: dict[str, Target], config: ModelConfig) -> None:
+def _check(checkpoint: Checkpoint, targets: dict[str, Target], config: ModelConfig, kinds: Mapping[str, str]) -> None:
     """Every tensor there, of the right shape, and nothing unknown beside it."""
-    if missing := sorted(targets.keys() - checkpoint.names):
+    needed = targets.keys() | {f"{name}_scale" for name, target in targets.items() if target.scaled}
+    if missing := sorted(needed - checkpoint.names):
         raise WeightsError(f"missing {_list(missing)}; config.json and the weights are of different models, or a file is missing")
     for name, target in targets.items():
         shape, kind = checkpoint.form(name)
-        if shape != target.shape:
+        if shape != target.stored_shape:
             raise WeightsError(
-                f"{checkpoint.where(name)}: tensor {name!r} has shape {list(shape)}, config.json asks for {list(target.shape)}"
+                f"{checkpoint.where(name)}: tensor {name!r} has shape {list(shape)}, config.json asks for {list(target.stored_shape)}"
             )
-        if kind not in _FLOATS:
+        if kind not in (_FLOATS if target.kind == quant.FLOAT else {"I8"}):
+            told = f"{quant.DESCRIPTION} calls it {target.kind}" if kinds else f"there is no {quant.DESCRIPTION} beside it"
             raise WeightsError(
-                f"{checkpoint.where(name)}: tensor {name!r} is {kind}: quantised weights need another engine; use bf16, fp16 or fp32"
+                f"{checkpoint.where(name)}: tensor {name!r} is {kind}, and {told}; this engine reads bf16, fp16, fp32,"
+                " and ModelSlim's W8A8 and W4A8 as that file describes them"
             )
-    extra = checkpoint.names - targets.keys()
-    if unknown := sorted(name for name in extra if not _is_known_extra(name, config)):
+    extra = checkpoint.names - needed
+    if unknown := sorted(name for name in extra if not (_is_known_extra(name, config) or quant.is_side_tensor(name, kinds))):
         raise WeightsError(f"{checkpoint.where(unknown[0])}: unknown {_list(unknown)}; this runtime would ignore them")
     if extra:
-        log.info("skipped %d known tensors that this engine does not use (MTP layer, indexers of shared layers)", len(extra))
+        log.info("skipped %d known tensors that this engine does not use (MTP layer, indexers of shared layers, offsets)", len(extra))
 
 
 def _is_known_extra(name: str, config: ModelConfig) -> bool:
@@ -165,17 +211,18 @@ def _own_parts(targets: dict[str, Target], whole: Decoder, decoder: Decoder, ran
 def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], device: torch.device, dtype: torch.dtype) -> None:
     """Replace meta parameters by real ones."""
     filled: dict[str, torch.Tensor] = {}
-    shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    forms = dict(decoder.named_parameters())
     for name, target in targets.items():
-        wanted = torch.float32 if target.parameter.endswith(FP32_ISLANDS) else dtype
-        source = checkpoint.read(name)
+        form = forms[target.parameter]
+        wanted = form.dtype if form.dtype == torch.int8 or target.parameter.endswith((*FP32_ISLANDS, "_scale")) else dtype
+        source = _read(checkpoint, name, target)
         if target.cut is not None:
             source = source.narrow(*target.cut)
         if target.is_whole and (source.dtype == wanted or source.dim() < 2 or name.endswith(_ROWS)):
             filled[target.parameter] = source.to(device, wanted)
             continue
         if target.parameter not in filled:
-            filled[target.parameter] = _empty(shapes[target.parameter], device, wanted)
+            filled[target.parameter] = _empty(form.shape, device, wanted)
         target.view(filled[target.parameter]).copy_(source)
     for name, tensor in filled.items():
         owner, _, leaf = name.rpartition(".")
@@ -184,6 +231,23 @@ def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], 
         decoder.lm_head.weight = decoder.embed_tokens.weight
 
 
+def _read(checkpoint: Checkpoint, name: str, target: Target) -> torch.Tensor:
+    """The tensor as its parameter takes it; raises WeightsError where its integers don't mean what ModelSlim's do."""
+    source = checkpoint.read(name)
+    if target.kind == quant.FLOAT:
+        return source
+    offset, bias = (name.removesuffix(".weight") + side for side in quant.SIDE_TENSORS)
+    if offset in checkpoint.names and bool(checkpoint.read(offset).any()):
+        raise WeightsError(f"{checkpoint.where(offset)}: {offset!r} is not zero; this engine reads symmetric weights")
+    if target.kind == quant.W4A8 and not target.expert and bias in checkpoint.names:
+        quant.check_packing(source, checkpoint.read(f"{name}_scale"), checkpoint.read(bias), f"{checkpoint.where(bias)}: {bias!r}")
+    if target.unpacked:
+        source = unpack(source)
+    return source.float() * checkpoint.read(f"{name}_scale").float() if target.scaled else source
+
+
 def _empty(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Room for matrices, the last two axes stored the other way round: few rows times such a matrix take half the time on CPUs."""
+    if dtype == torch.int8:  # integer products are faster without it
+        return torch.empty(shape, device=device, dtype=dtype)
     return torch.empty((*shape[:-2], shape[-1], shape[-2]), device=device, dtype=dtype).mT

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.engine.stats import STEP_TOKENS
+from glm5_runtime.ops.kernels import fallbacks
 from glm5_runtime.server import audit, hooks
 
 if TYPE_CHECKING:
@@ -139,6 +140,9 @@ class _EngineCollector(Collector):
             "generation_tokens": ("Tokens produced.", stats.generation_tokens if stats else 0),
             "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prefix_queries if stats else 0),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_hits if stats else 0),
+            "spec_decode_num_drafts": ("Steps of a request in which guessed tokens were checked.", stats.drafts if stats else 0),
+            "spec_decode_num_draft_tokens": ("Guessed tokens checked.", stats.draft_tokens if stats else 0),
+            "spec_decode_num_accepted_tokens": ("Guessed tokens that were right.", sum(stats.accepted_drafts) if stats else 0),
             "num_preemptions": ("Requests put back to make room.", stats.preemptions if stats else 0),
         }
         for name, (text, value) in gauges.items():
@@ -149,8 +153,10 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             counter.add_metric(self._values, float(value))
             yield counter
+        yield self._accepted_by_place(stats)
         yield self._waiting_by_reason(stats)
         yield self._step_tokens(stats)
+        yield self._operator_fallbacks()
 
     def _waiting_by_reason(self, stats: EngineStats | None) -> Metric:
         """All who wait here wait for a place or for pages; nothing is put off for another reason."""
@@ -158,6 +164,20 @@ class _EngineCollector(Collector):
         gauge.add_metric((*self._values, "capacity"), float(stats.waiting if stats else 0))
         gauge.add_metric((*self._values, "deferred"), 0.0)
         return gauge
+
+    def _accepted_by_place(self, stats: EngineStats | None) -> Metric:
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Guessed tokens that were right, by their place."
+        counter = CounterMetricFamily(name, text, labels=(*LABELS, "position"))
+        for place, count in enumerate(stats.accepted_drafts if stats else ()):
+            counter.add_metric((*self._values, str(place)), float(count))
+        return counter
+
+    def _operator_fallbacks(self) -> Metric:
+        text = "Operator calls that ran in plain torch though the device is an NPU."
+        counter = CounterMetricFamily("glm5:operator_fallbacks", text, labels=(*LABELS, "operator"))
+        for operator, count in fallbacks.items():
+            counter.add_metric((*self._values, operator), float(count))
+        return counter
 
     def _step_tokens(self, stats: EngineStats | None) -> Metric:
         counts = accumulate(stats.step_tokens if stats else (0,) * (len(STEP_TOKENS) + 1))

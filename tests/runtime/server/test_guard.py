@@ -119,10 +119,6 @@ OF_VLLM = {
 NOT_YET = {
     "engine_sleep_state": "there is no sleep mode",
     "lora_requests_info": "there are no adapters",
-    "spec_decode_num_drafts": "there is no speculative decoding",
-    "spec_decode_num_draft_tokens": "there is no speculative decoding",
-    "spec_decode_num_accepted_tokens": "there is no speculative decoding",
-    "spec_decode_num_accepted_tokens_per_pos": "there is no speculative decoding",
 }
 
 
