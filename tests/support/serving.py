@@ -73,7 +73,8 @@ def make_service(
     """A service with its model loaded."""
     settings = ServerSettings(MODEL, TINY, max_request_bytes=max_request_bytes, api_key=api_key, patience=patience or Patience())
     service = Service(settings)
-    limits = Limits(CONTEXT, vocab_size=2048, max_choices=12, tiers=engine.tiers if isinstance(engine, Engine) else {})
+    tiers = engine.tiers if isinstance(engine, Engine) else {}
+    limits = Limits(CONTEXT, vocab_size=2048, max_choices=12, tiers=tiers, eos_token_ids=frozenset({0, 7, 9}))
     service.attach(Loaded(engine, TextTokenizer.from_dir(TINY), built_in("5"), limits, SamplingDefaults()))
     return service
 

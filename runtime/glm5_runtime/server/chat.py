@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.server.account import Account
 from glm5_runtime.server.choice import Choice
-from glm5_runtime.server.errors import bad_request, unsupported
+from glm5_runtime.server.errors import bad_request
+from glm5_runtime.server.forms import chat_form
 from glm5_runtime.server.generation import Planned
 from glm5_runtime.server.messages import fewest_characters, normalise
 from glm5_runtime.server.params import check_message_count, check_prompt_length, sampling_params, seed_of_choice
@@ -27,22 +28,23 @@ from glm5_runtime.server.template import opens_thinking
 from glm5_runtime.server.tokens import StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from glm5_runtime.engine.constraint import ConstraintFactory
     from glm5_runtime.server.choice import Piece
     from glm5_runtime.server.service import Loaded, Service
 
 logger = logging.getLogger(__name__)
 
 
-async def chat(request: Request) -> Response:
-    """The endpoint."""
+async def chat(request: Request, translate: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Response:
+    """The endpoint. `translate` makes a body of ours from one in another language."""
     service: Service = request.app.state.service
-    body, prompt = await service.read(request, lambda raw: understand(service, raw))
-    plan = await _plan(service.model, body, prompt)
+    body, prompt = await service.read(request, lambda raw: understand(service, translate(raw)))
+    plan = await _plan(service.model, body, prompt, await chat_form(service.grammars, body, prompt))
     run = _ChatRun(service, body, plan, Account.of(request.scope))
     if body.stream:
         return EventStream(run.events(), run.close, {"x-request-id": run.id})
@@ -56,7 +58,8 @@ def understand(service: Service, raw: dict[str, Any]) -> tuple[ChatRequest, str]
     if isinstance(messages, list):
         check_message_count(len(messages), model.limits)
     body = service.validate(raw, ChatRequest, REFUSED_IN_CHAT)
-    _refuse_unsupported(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
     prompt = _prompt(model, body, raw["tools"] if _offers_tools(body) else [])
     check_prompt_length(model.tokenizer.fewest_tokens(len(prompt)) or 1, model.limits, at_least=True, field="messages")
     return body, prompt
@@ -64,16 +67,6 @@ def understand(service: Service, raw: dict[str, Any]) -> tuple[ChatRequest, str]
 
 def _offers_tools(body: ChatRequest) -> bool:
     return bool(body.tools) and body.tool_choice != "none"
-
-
-def _refuse_unsupported(body: ChatRequest) -> None:
-    """Values of known fields that can't be honoured yet."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", f"{body.response_format.type} needs structured output, which is not available in this version")
-    if isinstance(body.tool_choice, dict) or body.tool_choice == "required":
-        raise unsupported("tool_choice", "forcing a call needs structured output, which is not available in this version; use auto or none")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class _Plan:
     tools: dict[str, dict[str, Any]] | None
 
 
-async def _plan(model: Loaded, body: ChatRequest, prompt: str) -> _Plan:
+async def _plan(model: Loaded, body: ChatRequest, prompt: str, form: ConstraintFactory | None) -> _Plan:
     ids = await model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
     wins = body.max_completion_tokens is not None  # OpenAI's newer name wins over max_tokens when both are set
     wanted = body.max_completion_tokens if wins else body.max_tokens
@@ -111,6 +104,7 @@ async def _plan(model: Loaded, body: ChatRequest, prompt: str) -> _Plan:
                 params.min_tokens,
             ),
             body.cache_salt or "",
+            form,
             body.priority,
             model.limits.tier_for(body, len(ids), wanted),
             body.user,

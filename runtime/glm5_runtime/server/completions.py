@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from glm5_runtime.server.account import Account
 from glm5_runtime.server.choice import Choice
-from glm5_runtime.server.errors import bad_request, unsupported
+from glm5_runtime.server.errors import bad_request
+from glm5_runtime.server.forms import answer_form
 from glm5_runtime.server.generation import Planned
 from glm5_runtime.server.params import check_prompt_length, sampling_params, seed_of_choice
 from glm5_runtime.server.protocol import REFUSED_IN_COMPLETIONS, CompletionRequest
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from glm5_runtime.engine.constraint import ConstraintFactory
     from glm5_runtime.server.choice import Piece
     from glm5_runtime.server.protocol import SamplingFields
     from glm5_runtime.server.service import Loaded, Service
@@ -37,14 +39,13 @@ async def completions(request: Request) -> Response:
     """The endpoint."""
     service: Service = request.app.state.service
     body = await service.read(request, lambda raw: service.validate(raw, CompletionRequest, REFUSED_IN_COMPLETIONS))
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", "structured output is not available in this version; ask for the format in the prompt")
     most = service.model.limits.max_choices
     if len(body.prompt) > 1 and len(body.prompt) * body.n > most:
         why = f"{len(body.prompt)} prompts with n={body.n} are more than the {most} choices of one request (running and queued together)"
         raise bad_request(why, "prompt")
     prompts = [await read_prompt(service.model, prompt, body.add_special_tokens) for prompt in body.prompt]
-    run = _CompletionRun(service, body, prompts, Account.of(request.scope))
+    form = await answer_form(service.grammars, body)
+    run = _CompletionRun(service, body, prompts, form, Account.of(request.scope))
     if body.stream:
         return EventStream(run.events(), run.close, {"x-request-id": run.id})
     return JsonReply(await while_connected(request.receive, run.whole()), headers={"x-request-id": run.id})
@@ -79,6 +80,7 @@ def plan_choices(
     default_max_tokens: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    form: ConstraintFactory | None = None,
 ) -> list[Planned]:
     """The n engine requests of one raw prompt."""
     params = sampling_params(
@@ -104,6 +106,7 @@ def plan_choices(
                 params.min_tokens,
             ),
             body.cache_salt or "",
+            form,
             body.priority,
             body.context_tier,
             body.user,
@@ -130,7 +133,9 @@ class _Text:
 class _CompletionRun:
     """One request from its submission to its reply."""
 
-    def __init__(self, service: Service, body: CompletionRequest, prompts: list[Prompt], account: Account) -> None:
+    def __init__(
+        self, service: Service, body: CompletionRequest, prompts: list[Prompt], form: ConstraintFactory | None, account: Account
+    ) -> None:
         self.id = public_id("cmpl", body.request_id)
         self._service, self._body = service, body
         echo_logprobs = body.logprobs if body.echo else None
@@ -139,7 +144,13 @@ class _CompletionRun:
             plan
             for prompt in prompts
             for plan in plan_choices(
-                service.model, body, prompt, default_max_tokens=_DEFAULT_MAX_TOKENS, logprobs=body.logprobs, prompt_logprobs=echo_logprobs
+                service.model,
+                body,
+                prompt,
+                default_max_tokens=_DEFAULT_MAX_TOKENS,
+                logprobs=body.logprobs,
+                prompt_logprobs=echo_logprobs,
+                form=form,
             )
         ]
         self._logprobs = [CompletionLogprobs(service.model.tokenizer, _hidden(service.model, body)) for _ in self._planned]

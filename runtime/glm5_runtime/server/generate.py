@@ -15,6 +15,7 @@ from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.server.account import Account
 from glm5_runtime.server.completions import plan_choices, read_prompt
 from glm5_runtime.server.dialects import Asked, Dialect, understand
+from glm5_runtime.server.forms import answer_form
 from glm5_runtime.server.service import public_id
 from glm5_runtime.server.sse import EventStream, JsonReply, LineStream, PlainEventStream, event, json_line, while_connected
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from glm5_runtime.engine.constraint import ConstraintFactory
     from glm5_runtime.engine.request import TokenLogprob
     from glm5_runtime.server.choice import Piece
     from glm5_runtime.server.completions import Prompt
@@ -37,7 +39,8 @@ async def generate(request: Request, *, always_stream: bool = False) -> Response
     service: Service = request.app.state.service
     asked = await service.read(request, partial(understand, service, always_stream=always_stream))
     prompt = await read_prompt(service.model, asked.body.prompt[0], asked.body.add_special_tokens)
-    run = _GenerateRun(service, asked, prompt, Account.of(request.scope))
+    form = await answer_form(service.grammars, asked.body)
+    run = _GenerateRun(service, asked, prompt, form, Account.of(request.scope))
     headers = {"x-request-id": run.id}
     if not asked.body.stream:
         return JsonReply(await while_connected(request.receive, run.whole()), headers=headers)
@@ -58,12 +61,12 @@ async def generate_stream(request: Request) -> Response:
 class _GenerateRun:
     """One request from its submission to its reply."""
 
-    def __init__(self, service: Service, asked: Asked, prompt: Prompt, account: Account) -> None:
+    def __init__(self, service: Service, asked: Asked, prompt: Prompt, form: ConstraintFactory | None, account: Account) -> None:
         self.id = public_id("gen", asked.body.request_id)
         self._service, self._asked, self._prompt = service, asked, prompt
         wants_tokens = asked.dialect is Dialect.TGI and (asked.details or asked.body.stream)
         self._planned = plan_choices(
-            service.model, asked.body, prompt, default_max_tokens=_DEFAULT_MAX_TOKENS, logprobs=0 if wants_tokens else None
+            service.model, asked.body, prompt, default_max_tokens=_DEFAULT_MAX_TOKENS, logprobs=0 if wants_tokens else None, form=form
         )
         self._texts = [prompt.text if asked.full_text else ""] * asked.body.n
         self._generation = service.generation(self.id, account)

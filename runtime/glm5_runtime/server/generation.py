@@ -19,6 +19,7 @@ from glm5_runtime.server.errors import ApiError, bad_request
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from glm5_runtime.engine.constraint import ConstraintFactory
     from glm5_runtime.engine.request import Output, SamplingParams
     from glm5_runtime.engine.stats import EngineStats
     from glm5_runtime.server.account import Account
@@ -53,6 +54,7 @@ class Planned:
     params: SamplingParams
     choice: Choice
     cache_salt: str = ""
+    constraint: ConstraintFactory | None = None
     priority: int = 0
     tier: str | None = None
     user: str | None = None  # takes turns with other users instead of other addresses
@@ -90,6 +92,7 @@ class Generation:
                 plan.prompt,
                 plan.params,
                 plan.cache_salt,
+                plan.constraint,
                 priority=plan.priority,
                 client=f"user {plan.user}" if plan.user else self._account.client,
                 tier=plan.tier,
@@ -168,6 +171,8 @@ class Generation:
     def _failure(self, output: Output) -> ApiError:
         if output.finish_reason is FinishReason.ABORT:
             return ApiError(503, "the server stopped this request because it is shutting down", code="aborted", retry_after=1)
+        if output.own_fault:
+            return bad_request(output.error or "the request asks for what can't be done")
         logger.error("request failed id=%s error=%s", self.id, (output.error or "unknown")[:300])
         if output.out_of_memory:
             why = "the server had no memory left for this request; retry later, or send a shorter one"

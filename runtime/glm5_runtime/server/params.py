@@ -56,6 +56,7 @@ class Limits:
     max_model_len: int
     vocab_size: int
     max_choices: int
+    eos_token_ids: frozenset[int] = frozenset()
     tiers: Mapping[str, int] = field(default_factory=dict)  # length of each context tier by its name, the shortest first
     context: str = "the model's context"  # what is max_model_len tokens long
 

@@ -22,6 +22,8 @@ THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
+_DEEPEST = 8  # references within references; a schema may lead to itself
+_KIND_OF = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array", dict: "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class _State(Enum):
     CONTENT = auto()
     CALL_NAME = auto()
     CALL_ARGUMENTS = auto()
+    CALL_STRING = auto()  # within a string argument, which is given out as it comes
 
 
 def _new_call_id() -> str:
@@ -128,6 +131,11 @@ class ChatParser:
         elif self._state is _State.CALL_NAME:
             self._open_call(held, delta)
             self._close_call(delta)
+        elif self._state is _State.CALL_STRING:
+            self._give_string(held, delta)
+            if by_itself:
+                self._close_string(delta)
+                self._close_call(delta)
         elif by_itself:  # a call cut by length stays unclosed, so that nobody runs half of it
             self._close_call(delta)
         return delta
@@ -145,6 +153,8 @@ class ChatParser:
                 return self._read_name(delta)
             case _State.CALL_ARGUMENTS:
                 return self._read_argument(delta)
+            case _State.CALL_STRING:
+                return self._read_string(delta)
 
     def _start(self) -> bool:
         if not self._held or (THINK.startswith(self._held) and self._held != THINK):
@@ -187,8 +197,15 @@ class ChatParser:
     def _read_argument(self, delta: Delta) -> bool:
         end = self._held.find(END_CALL)
         close = self._held.find(END_VALUE)
-        if 0 <= self._held.find(VALUE) < end:
+        opened = self._held.find(VALUE)
+        if opened >= 0 and (end < 0 or opened < end):
             end = -1  # inside a value, which may talk about </tool_call>
+            key = self._held[:opened].partition(END_KEY)[0].rpartition(KEY)[2].strip()
+            if kinds(self._schema_of(key), self._schema()) == {"string"}:
+                self._held = self._held[opened + len(VALUE) :]
+                self._give_pair(key, '"', delta)
+                self._state = _State.CALL_STRING
+                return True
         if close >= 0 and (end < 0 or close < end):
             raw, self._held = self._held[:close], self._held[close + len(END_VALUE) :]
             key, _, value = raw.partition(END_KEY)
@@ -206,13 +223,37 @@ class ChatParser:
         self._calls += 1
         self._give(CallDelta(self._calls - 1, "", self._new_call_id(), self._name), delta)
 
+    def _read_string(self, delta: Delta) -> bool:
+        text, found = self._until(END_VALUE)
+        self._give_string(text, delta)
+        if found:
+            self._close_string(delta)
+        return found
+
+    def _give_string(self, text: str, delta: Delta) -> None:
+        if text:
+            self._give(CallDelta(self._calls - 1, json.dumps(text, ensure_ascii=False)[1:-1]), delta)
+
+    def _close_string(self, delta: Delta) -> None:
+        self._give(CallDelta(self._calls - 1, '"'), delta)
+        self._state = _State.CALL_ARGUMENTS
+
+    def _schema(self) -> Mapping[str, Any]:
+        """Of the parameters of the call being read."""
+        return (self._tools or {}).get(self._name, {})
+
+    def _schema_of(self, key: str) -> object:
+        properties = self._schema().get("properties")
+        return properties.get(key) if isinstance(properties, dict) else None
+
     def _argument(self, key: str, raw: str, delta: Delta) -> None:
-        schema = (self._tools or {}).get(self._name, {}).get("properties")
-        value = typed_value(raw, schema.get(key) if isinstance(schema, dict) else None)
+        value = typed_value(raw, self._schema_of(key), self._schema())
+        self._give_pair(key, json.dumps(value, ensure_ascii=False), delta)
+
+    def _give_pair(self, key: str, value: str, delta: Delta) -> None:
         lead = "{" if self._arguments == 0 else ", "
         self._arguments += 1
-        pair = f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
-        self._give(CallDelta(self._calls - 1, lead + pair), delta)
+        self._give(CallDelta(self._calls - 1, f"{lead}{json.dumps(key, ensure_ascii=False)}: {value}"), delta)
 
     def _close_call(self, delta: Delta) -> None:
         self._give(CallDelta(self._calls - 1, "}" if self._arguments else "{}"), delta)
@@ -232,13 +273,13 @@ class ChatParser:
         return text, False
 
 
-def typed_value(raw: str, schema: object) -> Any:  # noqa: ANN401 - any JSON value
-    """An argument's value: strings come raw, all else as JSON, and only the tool's schema tells which.
+def typed_value(raw: str, schema: object, root: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON value
+    """An argument's value: strings come raw, all else as JSON, and only the tool's schema (`root`, where references lead) tells which.
 
     A value that is no valid JSON stays a string: the tool's own validation says more about it than we could.
     """
-    kinds = _kinds(schema)
-    if "string" in kinds and not ("null" in kinds and raw == "null"):
+    possible = kinds(schema, root)
+    if "string" in possible and not ("null" in possible and raw == "null"):
         return raw
     try:
         return pydantic_core.from_json(raw, allow_inf_nan=False)
@@ -246,14 +287,36 @@ def typed_value(raw: str, schema: object) -> Any:  # noqa: ANN401 - any JSON val
         return raw
 
 
-def _kinds(schema: object) -> set[str]:
-    if not isinstance(schema, dict):
+def kinds(schema: object, root: Mapping[str, Any], depth: int = _DEEPEST) -> set[str]:
+    """JSON types that a schema names or implies; empty when it says nothing."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict) or depth == 0:
         return set()
     kind = schema.get("type")
-    kinds = {kind} if isinstance(kind, str) else {item for item in kind if isinstance(item, str)} if isinstance(kind, list) else set()
+    found = {kind} if isinstance(kind, str) else {item for item in kind if isinstance(item, str)} if isinstance(kind, list) else set()
     for branch in ("anyOf", "oneOf"):
         for option in schema.get(branch) or [] if isinstance(schema.get(branch), list) else []:
-            kinds |= _kinds(option)
-    if not kinds and isinstance(schema.get("enum"), list) and all(isinstance(item, str) for item in schema["enum"]):
-        kinds = {"string"}
-    return kinds
+            found |= kinds(option, root, depth - 1)
+    if not found and isinstance(schema.get("enum"), list):
+        found = {_KIND_OF[type(item)] for item in schema["enum"]}
+    if not found and "const" in schema:
+        found = {_KIND_OF[type(schema["const"])]}
+    return found or ({"object"} if "properties" in schema else set())
+
+
+def resolved(schema: object, root: Mapping[str, Any]) -> object:
+    """What a reference into `root` leads to; pydantic writes one for each enum and model, some alone in an allOf."""
+    for _ in range(_DEEPEST):
+        if not isinstance(schema, dict):
+            break
+        alone = schema.get("allOf")
+        if isinstance(alone, list) and len(alone) == 1 and "type" not in schema:
+            schema = alone[0]
+        elif isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#/"):
+            found: object = root
+            for step in schema["$ref"].removeprefix("#/").split("/"):
+                found = found.get(step) if isinstance(found, dict) else None
+            schema = found
+        else:
+            break
+    return schema

@@ -217,6 +217,7 @@ def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[
         max_model_len=engine.max_model_len,
         vocab_size=engine.model_config.vocab_size,
         max_choices=min(MAX_CHOICES, engine_config.max_sequences + engine_config.max_queue),
+        eos_token_ids=engine.model_config.eos_token_ids,
         tiers=engine.tiers,
     )
     return Loaded(engine, tokenizer, template, limits, defaults), engine

@@ -19,19 +19,15 @@ MAX_LOGPROBS = 20
 MAX_BIASED = 1024
 MAX_STOP_IDS = 128
 MAX_TOOLS = 1024  # OpenAI takes 128; agents with many tool servers send some hundreds
+MAX_CHOICES_GUIDED = 4096  # strings of guided_choice
 MAX_OPTIONS = 64  # of chat_template_kwargs
 MAX_FIELDS = 256  # of a body, unknown ones included; we know about 60
 
-_NO_GRAMMAR = "structured output is not available in this version; ask for the format in the prompt"
 _NO_BEAMS = "only sampling is available; leave it out"
 
 REFUSED_ALWAYS = {
-    "structured_outputs": _NO_GRAMMAR,
-    "guided_json": _NO_GRAMMAR,
-    "guided_regex": _NO_GRAMMAR,
-    "guided_choice": _NO_GRAMMAR,
-    "guided_grammar": _NO_GRAMMAR,
-    "thinking_token_budget": "thinking can't be cut at a length; use reasoning_effort or enable_thinking",
+    "thinking_token_budget": "there is no thinking here; use /v1/chat/completions",
+    "guided_whitespace_pattern": "blanks in JSON are bounded as they are; use guided_grammar",
     "use_beam_search": _NO_BEAMS,
     "length_penalty": _NO_BEAMS,
     "allowed_token_ids": "tokens can't be restricted to a list; use logit_bias",
@@ -43,7 +39,7 @@ REFUSED_ALWAYS = {
     "chat_template": "the template belongs to the server (--chat-template)",
     "return_token_ids": "token ids are not part of any reply; use logprobs",
 }
-REFUSED_IN_CHAT = REFUSED_ALWAYS | {
+REFUSED_IN_CHAT = {name: why for name, why in REFUSED_ALWAYS.items() if name != "thinking_token_budget"} | {
     "functions": "it is deprecated; use tools",
     "function_call": "it is deprecated; use tool_choice",
     "documents": "put the documents into a message",
@@ -94,6 +90,7 @@ def _at_most(limit: int) -> BeforeValidator:
 
 
 Stops = Annotated[list[StopString], _at_most(MAX_STOPS), BeforeValidator(_one_or_several)]
+Choices = Annotated[list[Annotated[str, Field(strict=True, min_length=1)]], Field(min_length=1), _at_most(MAX_CHOICES_GUIDED)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_prompts)]
 
 
@@ -151,7 +148,7 @@ class FunctionDef(BaseModel):
     name: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # set by clients as a matter of course; accepted, arguments are as the model writes them
+    strict: bool | None = None  # true: arguments keep to the schema, whatever tool_choice is
 
 
 class ToolDef(BaseModel):
@@ -163,12 +160,46 @@ class ToolDef(BaseModel):
     function: FunctionDef
 
 
+class JsonSchemaFormat(BaseModel):
+    """`response_format.json_schema`. Not `strict`: what of the schema can't be held is left to the model, as at OpenAI."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Text | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
 class ResponseFormat(BaseModel):
-    """`response_format`; only plain text works before structured output lands."""
+    """`response_format`."""
 
     model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's `structured_outputs`; what else it has there is refused, not ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_schema: dict[str, Any] | Text | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class StructuredFields(SamplingFields):
+    """What an answer must look like; at most one of these says so."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
 
 
 class Thinking(BaseModel):
@@ -178,7 +209,7 @@ class Thinking(BaseModel):
     clear_thinking: bool | None = None
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(StructuredFields):
     """Body of /v1/chat/completions. Messages are read by `messages`, which names what is wrong in them."""
 
     messages: list[Any] = Field(min_length=1)
@@ -188,7 +219,7 @@ class ChatRequest(SamplingFields):
     tools: Annotated[list[ToolDef], _at_most(MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
-    response_format: ResponseFormat | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool = True
     enable_thinking: bool | None = None
@@ -200,17 +231,16 @@ class ChatRequest(SamplingFields):
     add_special_tokens: bool = False  # templates write their own
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(StructuredFields):
     """Body of /v1/completions. `prompt` is a text or token ids, or a list of either; here always the list."""
 
     prompt: Prompts
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    response_format: ResponseFormat | None = None
     add_special_tokens: bool = True
 
 
-class GenerateRequest(SamplingFields):
+class GenerateRequest(StructuredFields):
     """Body of /generate after `dialects` has made one flat object of whichever was sent; one prompt."""
 
     prompt: Prompts

@@ -15,6 +15,7 @@ from glm5_runtime.server.aside import Aside
 from glm5_runtime.server.body import BodyClock, parse_object, read_body
 from glm5_runtime.server.errors import ApiError, bad_request, from_validation, unsupported
 from glm5_runtime.server.generation import Generation
+from glm5_runtime.server.grammar_compiler import Grammars
 from glm5_runtime.server.health import EngineWatch, Patience
 from glm5_runtime.server.metrics import Metrics
 from glm5_runtime.server.protocol import MAX_FIELDS, SamplingFields
@@ -90,6 +91,7 @@ class Service:
     def attach(self, loaded: Loaded) -> None:
         """The model is loaded and its engine started: requests are served from now on."""
         self.loaded = loaded
+        self.grammars = Grammars(loaded.tokenizer, loaded.limits)
         self.watch.attach(loaded.engine)
 
     def drain(self) -> None:

@@ -18,6 +18,9 @@ from tests.support.serving import CONTEXT, MODEL, PING, ask, error_of, events_of
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HTTP = Path(__file__).parents[2] / "fixtures" / "http"
 HI = [{"role": "user", "content": "hi"}]
+TOOL = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+UNHOLDABLE = {"type": "object", "properties": {"a": {"type": "object", "not": {}}}}
+STRICT = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": UNHOLDABLE}}]
 
 
 @pytest.fixture
@@ -164,7 +167,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"priority": 1 << 31}, "priority"),
     ({"request_id": "a b\n"}, "request_id"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
-    ({"response_format": {"type": "json_schema", "schema": {"type": "object"}}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "schema": {"type": "object"}}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
     (
         {
             "response_format": {
@@ -172,15 +177,34 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"n": "not-a-schema"}}},
             }
         },
-        "response_format",
+        "response_format.json_schema.schema",
     ),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": "text"}, "response_format"),
-    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace"),
+    ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
-    ({"thinking_token_budget": 10}, "thinking_token_budget"),
-    ({"thinking_token_budget": 0}, "thinking_token_budget"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[]"}, "guided_json"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json"),
+    ({"guided_json": {"type": "object", "not": {}}}, "guided_json"),
+    ({"guided_json": {"enum": ["x" * 300_000]}}, "guided_json"),
+    ({"guided_regex": "(a"}, "guided_regex"),
+    ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
+    ({"guided_grammar": "start: nobody"}, "guided_grammar"),
+    ({"guided_grammar": "root ::= nobody"}, "guided_grammar"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tools": TOOL, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+    ({"tools": TOOL, "tool_choice": {"type": "function", "function": "f"}}, "tool_choice"),
+    ({"tools": TOOL, "tool_choice": {"type": "custom", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tools": STRICT, "tool_choice": "required"}, "tools"),
+    ({"tools": STRICT}, "tools"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"cache_salt": 1}, "cache_salt"),

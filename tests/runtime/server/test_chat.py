@@ -85,13 +85,6 @@ async def test_tool_choice_none_keeps_tools_out_of_the_prompt(client: httpx.Asyn
     assert none["usage"]["prompt_tokens"] == bare["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-async def test_forcing_a_tool_is_refused_by_name(client: httpx.AsyncClient, choice: object) -> None:
-    reply = await client.post("/v1/chat/completions", json=ask("hi", tools=TOOLS[0]["tools"], tool_choice=choice))
-
-    assert (reply.status_code, error_of(reply)["param"]) == (400, "tool_choice")
-
-
 async def test_choices_of_one_request_are_reproducible_by_seed_and_differ_from_each_other(client: httpx.AsyncClient) -> None:
     request = ask("Tell a story.", temperature=1.5, seed=7, n=3, max_tokens=24)
 

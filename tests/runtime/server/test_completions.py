@@ -100,7 +100,9 @@ async def test_scoring_a_prompt_with_max_tokens_0_produces_nothing(client: httpx
     [
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"prompt": "x", "guided_regex": "(a"}, "guided_regex"),
+        ({"prompt": "x", "thinking_token_budget": 3}, "thinking_token_budget"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [1, 2048]}, "prompt"),

@@ -163,9 +163,9 @@ def test_parallel_calls_can_be_switched_off() -> None:
     ],
 )
 def test_values_are_typed_by_the_schema(raw: str, name: str, value: object) -> None:
-    assert typed_value(raw, SCHEMAS["f"]["properties"].get(name)) == value
+    assert typed_value(raw, SCHEMAS["f"]["properties"].get(name), SCHEMAS["f"]) == value
 
 
 @pytest.mark.parametrize("schema", [None, True, 7, {"type": 7}, {"type": [1, "string"]}, {"anyOf": "x"}, {"enum": []}, {"$ref": "#/a"}])
 def test_a_schema_that_makes_no_sense_leaves_a_plain_value(schema: object) -> None:
-    assert typed_value("plain", schema) == "plain"
+    assert typed_value("plain", schema, {}) == "plain"
