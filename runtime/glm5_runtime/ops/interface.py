@@ -17,8 +17,10 @@ from glm5_runtime.ops import reference
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
+    from glm5_runtime.ops.packing import Weights
     from glm5_runtime.ops.paging import LayerCache, Queries, Selection
 
 Rotary = Any
@@ -59,13 +61,22 @@ class OperatorSet(Protocol):
     def route(self, logits: Tensor, bias: Tensor, choice: reference.Routing) -> tuple[Tensor, Tensor]:
         """Which experts see a token, and how much each counts."""
 
-    def run_experts(
-        self, x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None
-    ) -> Tensor:
+    def run_experts(self, x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None) -> Tensor:
         """The routed experts' weighted sum. `first`: number of the first expert here; those that are elsewhere count nothing."""
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """SiLU of the first half times the second half."""
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's activations as int8 with a scale."""
+
+    def quantised_linear(self, x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """A linear layer of int8 weights on quantised activations."""
+
+    def run_quantised_experts(
+        self, x: Tensor, gate_up: Weights, down: Weights, chosen: Tensor, weights: Tensor, *, first: int | None = None
+    ) -> Tensor:
+        """The routed experts' weighted sum with int8 or 4-bit weights."""
 
 
 def operators(device_type: str) -> OperatorSet:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from glm5_runtime.ops.paging import LayerCache, Queries
+    from glm5_runtime.ops.paging import LayerCache, Queries, Rows
     from glm5_runtime.ops.reference import Routing
 
 P = ParamSpec("P")
@@ -137,8 +137,10 @@ def swiglu(gate_up: Tensor) -> Tensor:
 # --- cache -------------------------------------------------------------------------------------------------------------------
 
 
-def _paged(cache: Tensor, page_size: int) -> Tensor:
+def _paged(cache: Rows, page_size: int) -> Tensor:
     """Cache rows [S, W] as the kernels see them, [pages, page size, 1, W]: a view."""
+    if not isinstance(cache, torch.Tensor):
+        raise Unfit("a cache in fewer bits")
     _need(page_size % _PAGE_UNIT == 0 and page_size <= _PAGE_MOST, f"page size {page_size}, no multiple of {_PAGE_UNIT} up to {_PAGE_MOST}")
     return cache.view(-1, page_size, 1, cache.shape[1])
 
@@ -167,7 +169,7 @@ def remember(kv: Tensor, weight: Tensor, eps: float, rotary: Angles, *, slots: T
 def remember_index(key: Tensor, slots: Tensor, cache: LayerCache) -> None:
     """As the reference."""
     assert cache.index is not None, "a full layer has an index cache"
-    _need(key.dtype in _HALF, f"type {key.dtype}")
+    _need(key.dtype in _HALF and key.dtype == cache.index.dtype, f"type {key.dtype}, cached as {cache.index.dtype}")
     _kernels.npu_scatter_nd_update_(cache.index, slots.unsqueeze(1), key)
 
 
@@ -325,3 +327,10 @@ def _grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     how = {"split_item": 2, "group_type": 0, "group_list_type": 1}
     product: Tensor = _kernels.npu_grouped_matmul([rows], [weight.transpose(1, 2)], group_list=counts, **how)[0]
     return product
+
+
+# --- quantised weights: plain torch for now ----------------------------------------------------------------------------------
+
+quantise = reference.quantise
+quantised_linear = reference.quantised_linear
+run_quantised_experts = reference.run_quantised_experts

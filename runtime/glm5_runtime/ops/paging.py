@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from glm5_runtime.ops.packing import PackedRows
+
+    Rows = Tensor | PackedRows
+    """Cache rows [S, W] as they are, or in fewer bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
@@ -26,9 +31,9 @@ class LayerCache:
     nothing times another request's NaN would be NaN.
     """
 
-    latent: Tensor
-    rope: Tensor
-    index: Tensor | None
+    latent: Rows
+    rope: Rows
+    index: Rows | None
 
 
 @dataclass(slots=True)
@@ -92,7 +97,7 @@ class Queries:
         """This group's part of a per-token tensor: [N, ...] → [B, Q, ...]."""
         return x[self.rows].view(*self.positions.shape, *x.shape[1:])
 
-    def read(self, cache: Tensor) -> Tensor:
+    def read(self, cache: Rows) -> Tensor:
         """The contexts' rows of a cache [S, W] → [B, T, W]: a view where they lie side by side."""
         if self.first is not None:
             return cache[self.first : self.first + self.context].unsqueeze(0)

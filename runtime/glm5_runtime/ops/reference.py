@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from glm5_runtime.ops.packing import rounded
 from glm5_runtime.ops.paging import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from glm5_runtime.ops.paging import LayerCache, Queries
+    from glm5_runtime.ops.packing import Weights
+    from glm5_runtime.ops.paging import LayerCache, Queries, Rows
 
 INDEX_BYTES = 8 << 20
 """Products of queries with all index keys held at a time: larger ones leave the processor's cache and cost twice as much."""
@@ -91,15 +94,22 @@ def rotate(x: Tensor, rotary: Tensor) -> None:
 def remember(kv: Tensor, weight: Tensor, eps: float, rotary: Tensor, *, slots: Tensor, cache: LayerCache) -> None:
     """Write the step's tokens: kv [N, L + R] as projected, weight [L] of the latent's norm, slots [N] int64. Changes kv."""
     size = weight.shape[0]
-    cache.latent.index_copy_(0, slots, rms_norm(kv[:, :size], weight, eps))
+    _store(cache.latent, slots, rms_norm(kv[:, :size], weight, eps))
     rotate(kv[:, size:].unsqueeze(1), rotary)
-    cache.rope.index_copy_(0, slots, kv[:, size:])
+    _store(cache.rope, slots, kv[:, size:])
 
 
 def remember_index(key: Tensor, slots: Tensor, cache: LayerCache) -> None:
     """Write the step's index keys [N, D] after norm and rotation."""
     assert cache.index is not None, "a full layer has an index cache"
-    cache.index.index_copy_(0, slots, key)
+    _store(cache.index, slots, key)
+
+
+def _store(cache: Rows, slots: Tensor, rows: Tensor) -> None:
+    """Rows in the cache's own type."""
+    if rows.dtype != cache.dtype and isinstance(cache, Tensor):
+        rows = rows.to(cache.dtype)
+    cache.index_copy_(0, slots, rows)
 
 
 def choose(
@@ -280,3 +290,50 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """SiLU of the first half times the second half: [..., 2i] → [..., i]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token of x [N, n] by a scale of its own → int8 [N, n], scale [N] fp32."""
+    integers, scale = rounded(x, 8, torch.float32)
+    return integers.to(torch.int8), scale.squeeze(-1)
+
+
+def quantised_linear(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Integer product, then both scales: x int8 [N, in], x_scale [N], weight int8 [out, in], weight_scale [out] fp32 → [N, out] dtype."""
+    return _integer_product(x, weight).mul_(x_scale.unsqueeze(-1)).mul_(weight_scale).to(dtype)
+
+
+def run_quantised_experts(
+    x: Tensor, gate_up: Weights, down: Weights, chosen: Tensor, weights: Tensor, *, first: int | None = None
+) -> Tensor:
+    """As `run_experts` with integer products: activations are rounded to int8 by token before each of the two.
+
+    Tokens are grouped by expert, so 4-bit weights are unpacked once a step, and only those of experts that are chosen.
+    """
+    count, k = chosen.shape
+    ordered, order = chosen.flatten().sort(stable=True)
+    begin, held = first or 0, gate_up.scale.shape[0]
+    bounds = torch.searchsorted(ordered, torch.arange(begin, begin + held + 1, device=x.device)).tolist()
+    integers, scale = quantise(x)
+    outputs = torch.zeros(count * k, x.shape[1], device=x.device)
+    for expert, (start, end) in enumerate(pairwise(bounds)):
+        if start < end:
+            places = order[start:end]
+            rows = places // k
+            inner = quantised_linear(integers[rows], scale[rows], gate_up.of(expert), gate_up.scale[expert], x.dtype)
+            outputs[places] = quantised_linear(*quantise(swiglu(inner)), down.of(expert), down.scale[expert], torch.float32)
+    return torch.bmm(weights.unsqueeze(1), outputs.view(count, k, -1)).squeeze(1).to(x.dtype)
+
+
+def _integer_product(x: Tensor, weight: Tensor) -> Tensor:
+    """int8 [M, in] times int8 [out, in] transposed → fp32 [M, out]."""
+    if x.device.type == "cpu" and _has_exact_products():
+        return torch._int_mm(x, weight.t()).float()
+    return functional.linear(x.float(), weight.float())
+
+
+@lru_cache
+def _has_exact_products() -> bool:
+    """Whether this processor's int8 products are: those without VNNI may add pairs in 16 bits, and saturate."""
+    most = torch.full((32, 64), 127, dtype=torch.int8)
+    return all(bool((torch._int_mm(most, (sign * most).t()) == sign * 64 * 127**2).all()) for sign in (1, -1))

@@ -69,13 +69,15 @@ def _remember(ops: OperatorSet, device: torch.device) -> Tensor:
     cache, slots = _cache(device), torch.tensor([17, 40, 16, 3, 99, 64])
     weight = _put(device, 512, seed=1)
     ops.remember(_put(device, _COUNT, 576), weight, 1e-6, _angles(ops, device), slots=slots.to(device), cache=cache)
+    assert isinstance(cache.latent, torch.Tensor)
+    assert isinstance(cache.rope, torch.Tensor)
     return torch.cat((cache.latent.float().cpu().flatten(), _products(cache.rope[slots.to(device)]).flatten()))
 
 
 def _remember_index(ops: OperatorSet, device: torch.device) -> Tensor:
     cache = _cache(device)
     ops.remember_index(_put(device, 3, 128), torch.tensor([17, 40, 16]).to(device), cache)
-    assert cache.index is not None
+    assert isinstance(cache.index, torch.Tensor)
     return cache.index
 
 

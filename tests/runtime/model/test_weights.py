@@ -251,8 +251,8 @@ def test_an_unknown_tensor_is_refused_not_ignored(name: str, folder: Path, tenso
         _load(folder)
 
 
-def test_quantised_weights_are_refused_with_their_type(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def test_integers_that_nothing_describes_are_refused_with_their_type(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     key = "model.layers.1.mlp.experts.0.up_proj.weight"
     save_file({**tensors, key: torch.zeros(96, 128, dtype=torch.int8)}, folder / "model.safetensors")
-    with pytest.raises(WeightsError, match=r"up_proj\.weight' is I8: quantised weights need another engine"):
+    with pytest.raises(WeightsError, match=r"up_proj\.weight' is I8, and there is no quant_model_description\.json beside it"):
         _load(folder)
