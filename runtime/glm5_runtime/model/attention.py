@@ -52,6 +52,14 @@ class Attention(Module):
         """Work the absorbed matrices out once."""
         self.absorbed = self.absorb()
 
+    def to_latent(self, query: Tensor) -> Tensor:
+        """The keys' side of kv_b_proj, on the queries: [N, H, nope] → [N, H, L]."""
+        return torch.bmm(query.transpose(0, 1), (self.absorbed or self.absorb())[0]).transpose(0, 1)
+
+    def from_latent(self, mixed: Tensor) -> Tensor:
+        """The values' side of it, on the attended latents: [N, H, L] → [N, H, V]."""
+        return torch.bmm(mixed.transpose(0, 1), (self.absorbed or self.absorb())[1]).transpose(0, 1)
+
     def forward(self, x: Tensor, context: StepContext, cache: LayerCache, shared: Choice) -> tuple[Tensor, Choice]:
         """[N, hidden] → [N, hidden], to be summed over the tensor ranks, and the selection used, for the layers that share it.
 
@@ -67,12 +75,10 @@ class Attention(Module):
             kv, norm.weight, norm.eps, context.rotary, slots=context.batch.slots, cache=cache
         )  # first: a token attends to itself
         choice = shared if self.indexer is None else self.indexer(x, resident, context, cache)
-        w_uk, w_uv = self.absorbed or self.absorb()
-        latent = torch.bmm(query[..., : self.nope].transpose(0, 1), w_uk).transpose(0, 1)  # [N, H, L]
+        latent = self.to_latent(query[..., : self.nope])
         mixed = [
             self.ops.attend(latent, query_rope, cache, queries, selection, scale=self.scale)
             for queries, selection in zip(context.batch.groups, choice, strict=True)
         ]
-        whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-        output = torch.bmm(whole.transpose(0, 1), w_uv).transpose(0, 1)  # [N, H, V]
+        output = self.from_latent(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
         return self.o_proj(output.flatten(1)), choice

@@ -34,11 +34,11 @@ class WeightsError(Exception):
 
 
 class Checkpoint:
-    """Tensors of a folder by name. Opening maps the files; only what is read takes memory."""
+    """Tensors of a folder by name, or those of `single`, a file in it. Opening maps the files; only what is read takes memory."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, single: str | None = None) -> None:
         self._dir = model_dir
-        paths, index = _find_files(model_dir)
+        paths, index = _find_files(model_dir) if single is None else ([model_dir / single], {})
         for path in paths:
             _check_header(path)
         for leftover in model_dir.glob("*.incomplete"):

@@ -7,7 +7,7 @@ Sources: GLM-5 technical report (arXiv 2602.15763), DeepSeek-V3.2 sparse attenti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -263,18 +263,42 @@ def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weight
             own, weights = own[tokens, places].unsqueeze(1), weights[tokens, places].unsqueeze(1)
             result.index_add_(0, tokens, run_experts(x[tokens], gate_up, down, own, weights))
         return result
-    count, k = chosen.shape
-    if count == 1:  # nothing to sort
+    if len(chosen) == 1:  # nothing to sort
         experts = chosen[0].tolist()
         inner = swiglu(torch.cat([functional.linear(x, gate_up[expert]) for expert in experts]))
         outputs = torch.cat([functional.linear(inner[row : row + 1], down[expert]) for row, expert in enumerate(experts)])
         return torch.mm(weights, outputs.float()).to(x.dtype)
+    return run_sorted_experts(x, gate_up, down, chosen, weights)
+
+
+def run_sorted_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    extra: Callable[[int, Tensor, Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]], None] | None = None,
+) -> Tensor:
+    """The same for any number of tokens. `extra` adds to the outputs of the two products (`model.adapters`).
+
+    It gets which of them it is, its rows sorted by expert, its output, each row's token, and the product of sorted rows with matrices.
+    """
+    k = chosen.shape[1]
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     ends = torch.bincount(flat, minlength=gate_up.shape[0]).cumsum(0, dtype=torch.int32)
-    inner = swiglu(_grouped(x.index_select(0, order // k), gate_up, ends))
-    outputs = _grouped(inner, down, ends).float()
-    outputs = torch.empty_like(outputs).index_copy_(0, order, outputs).view(count, k, -1)
+    rows, product = order // k, partial(_grouped, ends=ends)
+    sorted_x = x.index_select(0, rows)
+    inner = product(sorted_x, gate_up)
+    if extra is not None:
+        extra(0, sorted_x, inner, rows, product)
+    inner = swiglu(inner)
+    outputs = product(inner, down)
+    if extra is not None:
+        extra(1, inner, outputs, rows, product)
+    outputs = outputs.float()
+    outputs = torch.empty_like(outputs).index_copy_(0, order, outputs).view(len(x), k, -1)
     return torch.bmm(weights.unsqueeze(1), outputs).squeeze(1).to(x.dtype)
 
 
