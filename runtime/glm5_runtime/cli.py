@@ -104,7 +104,7 @@ class ServeArguments(BaseModel):
     memory_fraction: float = Field(0.9, gt=0, le=1)
     memory_reserve: Annotated[int, BeforeValidator(_bytes)] = 0
     memory_limit: Annotated[int, BeforeValidator(_bytes), Field(ge=1)] | None = None
-    context_tiers: Annotated[tuple[ContextTier, ...], BeforeValidator(_tiers)] = ()
+    context_tiers: Annotated[tuple[ContextTier, ...] | None, BeforeValidator(_tiers)] = None
     prefix_cache: Literal["on", "off"] = "on"
     speculative_tokens: int = Field(0, ge=0, le=MAX_DRAFTS)
     speculative_method: Literal["auto", "mtp", "ngram"] = "auto"
@@ -126,7 +126,7 @@ def check_arguments(given: Mapping[str, Any]) -> ServeArguments:
         missing_name = "--served-model-name"  # follows from --model; saying both would send the user two ways
         told = [(flag, text) for flag, text in faults if flag != missing_name or "model" in values]
         raise ArgumentFaults([f"{flag}: {text}" for flag, text in told]) from None
-    if len(arguments.context_tiers) >= arguments.max_sequences:
+    if len(arguments.context_tiers or ()) >= arguments.max_sequences:
         why = f"too many for --max-sequences {arguments.max_sequences}: each needs one, and longer requests too"
         raise ArgumentFaults([f"--context-tiers: {why}"])
     least = arguments.max_sequences * (1 + arguments.speculative_tokens)  # each sequence needs a token a step, and its guesses
@@ -210,6 +210,40 @@ Hooks = Annotated[
         metavar="COMMAND|URL", help="Gets one JSON object for each request that was computed; may be given several times. [default: none]"
     ),
 ]
+Device = Annotated[
+    Text,
+    typer.Option(
+        metavar="auto|cpu|npu|cuda",
+        envvar=DEVICE,
+        show_envvar=False,
+        help="Where the model runs; auto: NPU, else CUDA, else CPU, but never beside a card that is held and can't be used."
+        " [default: GLM5_DEVICE, else auto]",
+    ),
+]
+ModelVersion = Annotated[
+    Text,
+    typer.Option(
+        metavar="|".join(_VERSIONS),
+        help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
+    ),
+]
+MemoryFraction = Annotated[
+    Text, typer.Option(metavar="N", help="Share of the device's memory that may be in use; a container's limit counts. [default: 0.9]")
+]
+MemoryReserve = Annotated[Text, typer.Option(metavar="SIZE", help="Memory of the device that stays free besides. [default: 0]")]
+MemoryLimit = Annotated[
+    Text,
+    typer.Option(
+        metavar="SIZE",
+        envvar=MAX_MEM,
+        show_envvar=False,
+        help="Most memory of the device that this process uses, such as 28G. [default: ASCEND_MAX_MEM, else none]",
+    ),
+]
+ContextTiers = Annotated[
+    Text,
+    typer.Option(metavar="4k:0.5,16k,…", help="Classes of requests by length, and the share that each has to itself. [default: none]"),
+]
 
 
 @app.command()
@@ -222,16 +256,7 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     ] = None,
     host: Annotated[Text, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is all. [default: 127.0.0.1]")] = None,
     port: Annotated[Text, typer.Option(metavar="N", help="TCP port. [default: 8000]")] = None,
-    device: Annotated[
-        Text,
-        typer.Option(
-            metavar="auto|cpu|npu|cuda",
-            envvar=DEVICE,
-            show_envvar=False,
-            help="Where the model runs; auto: NPU, else CUDA, else CPU, but never beside a card that is held and can't be used."
-            " [default: GLM5_DEVICE, else auto]",
-        ),
-    ] = None,
+    device: Device = None,
     dtype: Annotated[
         Text,
         typer.Option(
@@ -257,13 +282,7 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
         Text,
         typer.Option(metavar="auto|5|5.1|5.2|5.3|PATH", help="auto: the checkpoint's own, else by the model's version. [default: auto]"),
     ] = None,
-    model_version: Annotated[
-        Text,
-        typer.Option(
-            metavar="|".join(_VERSIONS),
-            help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
-        ),
-    ] = None,
+    model_version: ModelVersion = None,
     speculative_tokens: Annotated[
         Text, typer.Option(metavar="N", help="Tokens guessed ahead and checked in one step; the text stays the same. [default: 0]")
     ] = None,
@@ -273,23 +292,10 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
             metavar="auto|mtp|ngram", help="Who guesses: the checkpoint's MTP layer, or the text where it repeats itself. [default: auto]"
         ),
     ] = None,
-    memory_fraction: Annotated[
-        Text, typer.Option(metavar="N", help="Share of the device's memory that may be in use; a container's limit counts. [default: 0.9]")
-    ] = None,
-    memory_reserve: Annotated[Text, typer.Option(metavar="SIZE", help="Memory of the device that stays free besides. [default: 0]")] = None,
-    memory_limit: Annotated[
-        Text,
-        typer.Option(
-            metavar="SIZE",
-            envvar=MAX_MEM,
-            show_envvar=False,
-            help="Most memory of the device that this process uses, such as 28G. [default: ASCEND_MAX_MEM, else none]",
-        ),
-    ] = None,
-    context_tiers: Annotated[
-        Text,
-        typer.Option(metavar="4k:0.5,16k,…", help="Classes of requests by length, and the share that each has to itself. [default: none]"),
-    ] = None,
+    memory_fraction: MemoryFraction = None,
+    memory_reserve: MemoryReserve = None,
+    memory_limit: MemoryLimit = None,
+    context_tiers: ContextTiers = None,
     prefix_cache: Annotated[
         Text, typer.Option(metavar="on|off", help="Compute the beginning that prompts have in common once. [default: on]")
     ] = None,
@@ -322,7 +328,7 @@ def _checked(given: Mapping[str, Any]) -> tuple[ServeArguments, str | None]:
     arguments, key = None, None
     try:
         arguments = check_arguments(given)
-        faults += check_files(arguments.model, arguments.chat_template, arguments.max_model_len, arguments.context_tiers)
+        faults += check_files(arguments.model, arguments.chat_template, arguments.max_model_len, arguments.context_tiers or ())
     except ArgumentFaults as found:
         faults += found.faults
         if given["model"] is not None:
@@ -366,7 +372,7 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         memory_fraction=arguments.memory_fraction,
         memory_reserve=arguments.memory_reserve,
         memory_limit=arguments.memory_limit,
-        context_tiers=arguments.context_tiers,
+        context_tiers=arguments.context_tiers or (),
         prefix_cache=arguments.prefix_cache == "on",
         speculative_tokens=arguments.speculative_tokens,
         speculative_method=arguments.speculative_method,
