@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _PROMPTS = ("prompt", "inputs", "text", "input_ids")
 _NESTED = ("parameters", "sampling_params")
 _NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "stop_sequences": "stop", "random_seed": "seed"}
+_NAMES |= {"json_schema": "guided_json", "regex": "guided_regex", "ebnf": "guided_grammar"}  # SGLang's
+_TGI_GRAMMARS = {"json": "guided_json", "regex": "guided_regex"}
 _SWITCHES = ("do_sample", "return_full_text", "details")  # ours to read: they are no fields of a body
 _ONE_ANSWER = "this dialect gives one answer; use /v1/completions"
 REFUSED = REFUSED_ALWAYS | {
@@ -35,10 +37,6 @@ REFUSED = REFUSED_ALWAYS | {
     "watermark": "answers are not marked",
     "typical_p": "use top_p or min_p",
     "truncate": "a prompt is never cut silently; send one that fits",
-    "grammar": "structured output is not available in this version",
-    "json_schema": "structured output is not available in this version",
-    "regex": "structured output is not available in this version",
-    "ebnf": "structured output is not available in this version",
     "adapter_id": "there are no adapters in this version",
     "lora_path": "there are no adapters in this version",
     "batch_size": "send one request for each prompt",
@@ -107,6 +105,11 @@ def _flatten(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bool]]:
             if name in flat:
                 raise bad_request(f"{key} is given twice", key)
             flat[name] = value
+    if grammar := flat.pop("grammar", None):
+        kind = _TGI_GRAMMARS.get(str(grammar.get("type"))) if isinstance(grammar, dict) else None
+        if kind is None:
+            raise bad_request(f"grammar must be an object with value and type, one of {', '.join(_TGI_GRAMMARS)}", "grammar")
+        flat[kind] = grammar.get("value")
     switches = {name: flat.pop(name) for name in _SWITCHES if name in flat}
     for name, value in switches.items():
         if not isinstance(value, bool):

@@ -83,15 +83,35 @@ async def test_each_way_to_ask_for_a_form_gives_it(client: httpx.AsyncClient, fi
     assert re.fullmatch(pattern, await content(client, **fields))
 
 
-async def test_raw_completions_and_generate_have_forms_too(client: httpx.AsyncClient) -> None:
+async def test_raw_completions_have_forms_too(client: httpx.AsyncClient) -> None:
     body = {"model": MODEL, "prompt": "def ", "temperature": 0, "max_tokens": 30, "guided_regex": "[0-9]{4}"}
 
     completion = (await client.post("/v1/completions", json=body)).json()["choices"][0]
-    generated = (await client.post("/generate", json={"prompt": "def ", "max_new_tokens": 30, "guided_regex": "[0-9]{4}"})).json()
 
     assert re.fullmatch("[0-9]{4}", completion["text"])
     assert completion["finish_reason"] == "stop"
-    assert re.fullmatch("[0-9]{4}", generated["generated_text"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "def ", "max_new_tokens": 30, "guided_regex": "[0-9]{4}"},
+        {"inputs": "def ", "parameters": {"max_new_tokens": 30, "grammar": {"type": "regex", "value": "[0-9]{4}"}}},
+        {"inputs": "def ", "parameters": {"max_new_tokens": 30, "grammar": {"type": "json", "value": {"enum": [1234, 5678]}}}},
+        {"text": "def ", "sampling_params": {"max_new_tokens": 30, "regex": "[0-9]{4}"}},
+        {"text": "def ", "sampling_params": {"max_new_tokens": 30, "json_schema": '{"enum": [1234, 5678]}'}},
+        {"text": "def ", "sampling_params": {"max_new_tokens": 30, "ebnf": 'root ::= [0-9] "234"'}},
+    ],
+)
+async def test_each_dialect_of_generate_has_its_own_word_for_a_form(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    assert re.fullmatch("[0-9]{4}", (await client.post("/generate", json=body)).json()["generated_text"])
+
+
+@pytest.mark.parametrize("grammar", ["[0-9]", {"type": "poem", "value": "x"}, {"value": "x"}, ["regex"]])
+async def test_a_grammar_of_an_unknown_kind_is_refused_by_name(client: httpx.AsyncClient, grammar: object) -> None:
+    reply = await client.post("/generate", json={"inputs": "def ", "parameters": {"grammar": grammar}})
+
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "grammar")
 
 
 async def test_the_form_begins_behind_the_thinking_and_the_stream_is_the_same(client: httpx.AsyncClient) -> None:
