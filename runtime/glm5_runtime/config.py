@@ -365,6 +365,10 @@ class EngineConfig(BaseModel):
         description="Who guesses: mtp, the checkpoint's multi-token-prediction layer; ngram, the text itself where it repeats."
         " auto: mtp where the checkpoint has it.",
     )
+    max_loras: int = Field(0, ge=0, le=256, description="Adapters that may be loaded at the same time. 0: the server takes none.")
+    max_lora_rank: int = Field(16, ge=1, le=1024, description="Largest rank of an adapter.")
+    lora_modules: tuple[tuple[str, Path], ...] = Field((), description="Names and folders of adapters to load at start.")
+    served_model_name: str | None = Field(None, description="What clients call the model, which an adapter's base may be called, too.")
     seed: int = Field(0, ge=0, description="Start of the seeds of requests that bring none.")
 
     @model_validator(mode="after")

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 PageName = bytes
 
 
-def first_name(salt: str) -> PageName:
-    """What the first page's name is made from. Sequences of different salt never share: who can't guess it can't time its prefixes."""
-    return hashlib.sha256(b"glm5 prefix " + salt.encode()).digest()
+def first_name(salt: str, adapter: int = 0) -> PageName:
+    """What the first page's name is made from. Sequences of different salt never share: who can't guess it can't time its prefixes.
+
+    Nor do those of different adapters (by number, 0 is none): their rows differ.
+    """
+    return hashlib.sha256(f"glm5 prefix {adapter} {salt}".encode()).digest()
 
 
 def next_name(before: PageName, tokens: Sequence[int]) -> PageName:

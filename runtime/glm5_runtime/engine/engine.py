@@ -20,6 +20,7 @@ import random
 import threading
 import time
 from bisect import bisect_left
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from glm5_runtime.config import EngineConfig, ModelConfig
+    from glm5_runtime.engine.adapters import AdapterStore
     from glm5_runtime.engine.runner import Chosen, Runner
     from glm5_runtime.engine.scheduler import Scheduler
 
@@ -50,8 +52,11 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.model_config = model_config
+        self.adapters = adapters
         self.config = config
         self.max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
         self.tiers = {tier.name: int(tier.length) for tier in scheduler.tiers if tier.name}
@@ -89,7 +94,13 @@ class Engine:
             self._end_all(FinishReason.ABORT, "the engine was stopped before it started")
 
     def refusal(self, request: Request) -> str | None:
-        """Why this request can't be served (too long, unknown token ids, senseless parameters), None when it can."""
+        """Why this request can't be served (too long, unknown token ids, senseless parameters, no such adapter), None when it can."""
+        known = not request.adapter or (self.adapters is not None and self.adapters.has(request.adapter))
+        return self._refusal(request, has_adapter=known)
+
+    def _refusal(self, request: Request, *, has_adapter: bool) -> str | None:
+        if not has_adapter:
+            return f"there is no adapter {request.adapter[:80]!r} here; GET /v1/models names those that are loaded"
         return checks.refusal(request, self.model_config.vocab_size, self.max_model_len, self.tiers)
 
     def submit(self, request: Request, sink: Callable[[Output], None]) -> None:
@@ -105,7 +116,8 @@ class Engine:
                 self._last_progress = self._clock()  # else an engine idle for long would look stuck
             seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
             self._unfinished += 1
-            self._arrived.append(Sequence(request, sink, stop_ids, seed))
+            adapter = self.adapters.hold(request.adapter) if self.adapters is not None and request.adapter else 0
+            self._arrived.append(Sequence(request, sink, stop_ids, seed, adapter))
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
@@ -116,7 +128,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot for health and metrics."""
-        running = len(self._scheduler.running)
+        sequences = tuple(self._scheduler.running)
+        running = len(sequences)
+        adapters = Counter(sequence.request.adapter for sequence in sequences if sequence.adapter)
+        in_use = {} if self.adapters is None else self.adapters.in_use()
         return EngineStats(
             running=running,
             waiting=max(0, self._unfinished - running),
@@ -131,6 +146,9 @@ class Engine:
             step_tokens_sum=self._step_tokens_sum,
             prefix_queries=self._scheduler.prefix_queries,
             prefix_hits=self._scheduler.prefix_hits,
+            max_adapters=0 if self.adapters is None else self.adapters.most,
+            running_adapters=tuple(sorted(adapters)),
+            waiting_adapters=tuple(sorted(name for name, users in in_use.items() if users > adapters[name])),
             drafts=self._runner.draft_counts.rounds,
             draft_tokens=self._runner.draft_counts.tokens,
             accepted_drafts=tuple(self._runner.draft_counts.accepted[: self.config.speculative_tokens]),
@@ -180,14 +198,14 @@ class Engine:
         return not stopping
 
     def _accept(self, sequence: Sequence) -> None:
-        problem = self.refusal(sequence.request)
+        problem = self._refusal(sequence.request, has_adapter=sequence.adapter > 0 or not sequence.request.adapter)
         if problem is None and self._scheduler.find(sequence.request.id) is not None:
             problem = f"a request with id {sequence.request.id!r} is running; ids must be unique"
         nothing_to_do = sequence.params.max_tokens == 0 and sequence.params.prompt_logprobs is None
         if problem is None and not nothing_to_do:
             self._scheduler.add(sequence)
             return
-        self._leave()
+        self._leave(sequence)
         _tell(sequence, None, FinishReason.LENGTH if problem is None else FinishReason.ERROR, problem)
 
     def _step(self) -> None:
@@ -264,9 +282,11 @@ class Engine:
     def _release(self, sequence: Sequence, *, spoiled: bool = False) -> None:
         """A sequence that failed leaves nothing that others might share: its rows may be what it failed of."""
         self._scheduler.remove(sequence, spoiled=spoiled)
-        self._leave()
+        self._leave(sequence)
 
-    def _leave(self) -> None:
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.adapter and self.adapters is not None:
+            self.adapters.release(sequence.adapter)
         with self._wake:
             self._unfinished -= 1
 
@@ -276,7 +296,7 @@ class Engine:
             self._ended = True
             arrived, self._arrived = self._arrived, []
         for sequence in arrived:
-            self._leave()
+            self._leave(sequence)
             _tell(sequence, None, reason, error)
         for sequence in self._scheduler.alive:
             self._finish(sequence, reason, error=error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig, complete_tiers
+from glm5_runtime.engine.adapters import adapter_store
 from glm5_runtime.engine.blocks import PagePool
 from glm5_runtime.engine.draft import MtpDrafter, NgramDrafter
 from glm5_runtime.engine.engine import Engine
@@ -36,6 +37,7 @@ def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
     device = torch_device(config.device)
     dtype = _dtype(config, model_config, device)
     decoder = load_decoder(model_config, model_dir, operators(device.type), device, dtype)
+    adapters = adapter_store(decoder, model_dir, config, device, dtype)
     tokens = _cache_tokens(config, model_config, device, dtype)
     pages = -(-tokens // config.page_size)
     cache = KVCache.allocate(model_config, pages, config.page_size, device, dtype)
@@ -54,7 +56,7 @@ def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
     if method is not None:
         count = config.speculative_tokens
         drafter = NgramDrafter(count) if method == "ngram" else MtpDrafter(decoder, cache, count, device)
-    return Engine(model_config, config, Runner(decoder, cache, device, drafter), scheduler)
+    return Engine(model_config, config, Runner(decoder, cache, device, drafter), scheduler, adapters=adapters)
 
 
 def speculative_method(config: EngineConfig, model_config: ModelConfig) -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from glm5_runtime.model.adapter_files import targets
 from glm5_runtime.model.batch import WORKSPACE_BYTES
 
 if TYPE_CHECKING:
@@ -50,7 +51,15 @@ def step_bytes(config: EngineConfig, model: ModelConfig) -> int:
     widest = max(experts, 2 * model.intermediate_size, model.num_attention_heads * (model.kv_lora_rank + model.qk_rope_head_dim))
     tokens = config.max_batched_tokens * (4 * widest + 16 * model.hidden_size)
     logits = 8 * model.vocab_size * min(_LOGIT_ROWS, max(config.max_batched_tokens, config.max_sequences))
-    return WORKSPACE_BYTES + tokens + logits
+    return WORKSPACE_BYTES + tokens + logits + _adapter_bytes(config, model)
+
+
+def _adapter_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """What adapters of the largest rank on everything but routed experts take, in 16 bits, twice: stacks are made anew beside the old."""
+    if not config.max_loras:
+        return 0
+    plain = [target for target in targets(model).values() if not target.experts]
+    return 4 * config.max_loras * config.max_lora_rank * sum(target.inputs + (target.width or target.outputs) for target in plain)
 
 
 def host_memory(root: Path) -> DeviceMemory:

@@ -58,6 +58,7 @@ class Request:
 
     Requests share cached prefixes with those of the same `cache_salt` only. The lower `priority` comes first. Requests of one `client` wait
     for each other before they make others wait. `tier` names a context tier; None is the smallest in which prompt and `max_tokens` fit.
+    `adapter` names a loaded adapter, "" is the model itself.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Request:
     priority: int = 0
     client: str = ""
     tier: str | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

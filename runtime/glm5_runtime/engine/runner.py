@@ -161,4 +161,4 @@ class Runner:
 def _chunk(step: Step) -> Chunk:
     sequence, start = step.sequence, step.sequence.computed
     tokens = sequence.tokens[start : start + step.count]
-    return Chunk(tokens + sequence.drafts if step.completes else tokens, start, sequence.pages)
+    return Chunk(tokens + sequence.drafts if step.completes else tokens, start, sequence.pages, sequence.adapter)

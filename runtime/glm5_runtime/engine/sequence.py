@@ -24,6 +24,7 @@ class Sequence:
     sink: Callable[[Output], None]
     stop_ids: frozenset[int]
     seed: int
+    adapter: int = 0  # number of the adapter that it holds
     sampling: Sampling = field(init=False)
     tokens: list[int] = field(init=False)
     computed: int = 0
@@ -73,7 +74,7 @@ class Sequence:
     def page_names(self, page_size: int) -> list[PageName]:
         """Names of the pages that its tokens fill, computed or not."""
         for start in range(len(self._names) * page_size, len(self.tokens) - page_size + 1, page_size):
-            before = self._names[-1] if self._names else first_name(self.request.cache_salt)
+            before = self._names[-1] if self._names else first_name(self.request.cache_salt, self.adapter)
             self._names.append(next_name(before, self.tokens[start : start + page_size]))
         return self._names
 

@@ -17,6 +17,7 @@ class EngineStats:
     `tokens_since_start` counts every produced token, the warm-up's too; the totals count only requests. `step_tokens` counts steps by
     the tokens computed in them: one entry for each bound of STEP_TOKENS, one for larger ones; `step_tokens_sum` is all their tokens.
     `drafts` counts sequences' steps with guesses, `draft_tokens` the guesses, `accepted_drafts` the right ones by their place.
+    `max_adapters` is 0 without adapters; the others name those with requests in the batch, and with requests that wait.
     `prefix_queries` are tokens of prompts looked for in the prefix cache, `prefix_hits` those found there.
     """
 
@@ -36,6 +37,9 @@ class EngineStats:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_drafts: tuple[int, ...] = ()
+    max_adapters: int = 0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
     @property
     def has_work(self) -> bool:

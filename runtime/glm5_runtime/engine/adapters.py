@@ -1,0 +1,175 @@
+"""Which adapters are loaded, under which names, and who is using them.
+
+The server loads and unloads from its own threads while the engine computes: new stacks are made beside the old ones and put in their place
+in one assignment, so a step sees the ones or the others and a load that fails has changed nothing. As in vLLM an unloaded adapter's name is
+gone at once and requests that run on it finish; its memory is free after the last of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from glm5_runtime.config import ConfigError
+from glm5_runtime.model.adapter_files import AdapterError, read_adapter
+from glm5_runtime.model.adapters import install, stack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from glm5_runtime.config import EngineConfig, ModelConfig
+    from glm5_runtime.model.adapters import Adapters
+    from glm5_runtime.model.decoder import Decoder
+
+log = logging.getLogger(__name__)
+
+
+class UnknownAdapter(Exception):  # noqa: N818 - told to the client as it is
+    """No adapter of this name is loaded."""
+
+
+@dataclass(slots=True)
+class LoadedAdapter:
+    """One adapter. `number` is its own among all that this process ever loads; `users` are requests that have not ended."""
+
+    name: str
+    path: Path
+    sha256: str
+    rank: int
+    number: int
+    loaded: float  # Unix time
+    users: int = 0
+    unloaded: bool = False
+
+
+class AdapterStore:
+    """The adapters of one engine. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        model: Adapters,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        base_names: list[str],
+        kind: tuple[torch.device, torch.dtype],
+    ) -> None:
+        self.most, self.max_rank = config.max_loras, config.max_lora_rank
+        self._model, self._config, self._base_names, self._kind = model, model_config, base_names, kind
+        self._changing = threading.Lock()  # held while stacks are made
+        self._lock = threading.Lock()  # of what is below; held for a moment only
+        self._by_name: dict[str, LoadedAdapter] = {}
+        self._held: dict[int, LoadedAdapter] = {}  # all that take memory
+        self._numbers = count(1)
+
+    @property
+    def loaded(self) -> list[LoadedAdapter]:
+        """Those that requests can name, in order of loading."""
+        with self._lock:
+            return list(self._by_name.values())
+
+    def load(self, name: str, path: Path, sha256: str | None = None) -> LoadedAdapter:
+        """Read, check and take up an adapter; raises AdapterError, and then everything is as it was. Takes as long as its file.
+
+        `sha256`: what the tensors' file must have.
+        """
+        with self._changing:
+            self._check_room(name)
+            device, dtype = self._kind
+            try:
+                file = read_adapter(path, self._config, self._base_names, self.max_rank, device=device, dtype=dtype)
+                if sha256 is not None and not hmac.compare_digest(file.sha256, sha256.lower()):
+                    raise AdapterError(f"{path}: the SHA-256 of the tensors is {file.sha256}, not the expected {sha256.lower()[:64]}")
+                if fixed := sorted(file.pairs.keys() - self._model.modules):
+                    raise AdapterError(
+                        f"{path}: {fixed[0]} takes no adapter here because its weights are quantised; leave it out of training"
+                    )
+                adapter = LoadedAdapter(name, path, file.sha256, file.rank, next(self._numbers), time.time())
+                stacks = stack(self._model.stacks, {adapter.number: file.pairs}, set(self._held))
+            except RuntimeError as error:  # torch's word for no memory
+                raise AdapterError(f"{path}: could not be taken up: {error}; unload another one or raise --memory-reserve") from error
+            self._model.stacks = stacks
+            with self._lock:
+                self._held[adapter.number] = self._by_name[name] = adapter
+        log.info("adapter %r loaded path=%s sha256=%s rank=%d modules=%d", name, path, file.sha256, file.rank, len(file.pairs))
+        return adapter
+
+    def _check_room(self, name: str) -> None:
+        with self._lock:
+            if name in self._by_name:
+                raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first")
+            if len(self._held) >= self.most:
+                leaving = sum(adapter.unloaded for adapter in self._held.values())
+                still = f" ({leaving} of them unloaded, but requests still run on it)" if leaving else ""
+                raise AdapterError(f"{self.most} adapters are loaded{still}, the most this server takes (--max-loras); unload one")
+
+    def unload(self, name: str) -> None:
+        """Take the name away, and the memory when no request needs it any more; raises UnknownAdapter."""
+        with self._lock:
+            adapter = self._by_name.pop(name, None)
+            if adapter is None:
+                raise UnknownAdapter(name)
+            adapter.unloaded = True
+            idle = adapter.users == 0
+        log.info("adapter %r unloaded, %d requests finish on it", name, adapter.users)
+        if idle:
+            self._drop(adapter)
+
+    def hold(self, name: str) -> int:
+        """The number of an adapter for a request that will run on it, 0 when there is none of that name."""
+        with self._lock:
+            adapter = self._by_name.get(name)
+            if adapter is None:
+                return 0
+            adapter.users += 1
+            return adapter.number
+
+    def release(self, number: int) -> None:
+        """A request that held an adapter has ended. Costs the caller, the engine, no more than a thread's start."""
+        with self._lock:
+            adapter = self._held[number]
+            adapter.users -= 1
+            is_last = adapter.unloaded and adapter.users == 0
+        if is_last:
+            threading.Thread(target=self._drop, args=(adapter,), name="adapter", daemon=True).start()
+
+    def _drop(self, adapter: LoadedAdapter) -> None:
+        with self._changing:
+            self._model.stacks = stack(self._model.stacks, {}, set(self._held) - {adapter.number})
+            with self._lock:
+                del self._held[adapter.number]
+        log.info("adapter %r is out of memory's way", adapter.name)
+
+    def has(self, name: str) -> bool:
+        """Whether a request can name it."""
+        with self._lock:
+            return name in self._by_name
+
+    def in_use(self) -> dict[str, int]:
+        """Unfinished requests by adapter."""
+        with self._lock:
+            return {adapter.name: adapter.users for adapter in self._held.values() if adapter.users}
+
+
+def adapter_store(decoder: Decoder, model_dir: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> AdapterStore | None:
+    """The store of a decoder with the adapters that are loaded at start, None when there shall be none; raises ConfigError."""
+    if not config.max_loras:
+        return None
+    if decoder.ranks.size > 1:
+        raise ConfigError(f"--enable-lora: adapters work on one rank, this model is on {decoder.ranks.size}; serve it without")
+    names = [model_dir.resolve().name]
+    if config.served_model_name and config.served_model_name not in names:
+        names.append(config.served_model_name)
+    store = AdapterStore(install(decoder), decoder.config, config, names, (device, dtype))
+    for name, path in config.lora_modules:
+        try:
+            store.load(name, path)
+        except AdapterError as error:
+            raise ConfigError(f"--lora-modules: {name}: {error}") from error
+    return store
