@@ -9,6 +9,7 @@ import logging
 
 log = logging.getLogger(__name__)
 
+_EXPERTS = ("npu_moe_init_routing_v2", "npu_grouped_matmul", "npu_swiglu", "npu_moe_token_unpermute")
 KERNELS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("npu_rms_norm",),
     "rotate": ("npu_interleave_rope",),
@@ -17,8 +18,11 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "choose": ("npu_lightning_indexer",),
     "attend": ("npu_sparse_flash_attention",),
     "route": ("npu_moe_gating_top_k",),
-    "run_experts": ("npu_moe_init_routing_v2", "npu_grouped_matmul", "npu_swiglu", "npu_moe_token_unpermute"),
+    "run_experts": _EXPERTS,
     "swiglu": ("npu_swiglu",),
+    "quantise": ("npu_dynamic_quant",),
+    "quantised_linear": ("npu_quant_matmul",),
+    "run_quantised_experts": (*_EXPERTS, "npu_dynamic_quant"),
 }
 """Operators of the set, and torch_npu's kernels that each one calls."""
 

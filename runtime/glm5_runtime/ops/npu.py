@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from glm5_runtime.ops.packing import Weights
     from glm5_runtime.ops.paging import LayerCache, Queries, Rows
     from glm5_runtime.ops.reference import Routing
 
@@ -147,9 +148,13 @@ def _paged(cache: Rows, page_size: int) -> Tensor:
 
 def _remember_plainly(kv: Tensor, weight: Tensor, eps: float, rotary: Angles, *, slots: Tensor, cache: LayerCache) -> None:
     size = weight.shape[0]
-    cache.latent.index_copy_(0, slots, rms_norm(kv[:, :size], weight, eps))
+    _store(cache.latent, slots, rms_norm(kv[:, :size], weight, eps))
     rotate(kv[:, size:].unsqueeze(1), rotary)
-    cache.rope.index_copy_(0, slots, kv[:, size:])
+    _store(cache.rope, slots, kv[:, size:])
+
+
+def _store(cache: Rows, slots: Tensor, rows: Tensor) -> None:
+    cache.index_copy_(0, slots, rows.to(cache.dtype) if isinstance(cache, torch.Tensor) else rows)
 
 
 @_or(_remember_plainly)
@@ -301,36 +306,83 @@ def route(logits: Tensor, bias: Tensor, choice: Routing) -> tuple[Tensor, Tensor
 @_or(reference.run_experts)
 def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None) -> Tensor:
     """Rows grouped by expert, two grouped products, and back, weighted in x's type."""
-    _need(first is None, "a part of the experts")  # the kernel takes a range; how it marks other rows is to be seen on a card
     _need(x.dtype == gate_up.dtype == down.dtype, "x and the experts differ in type")
-    experts = gate_up.shape[0]
+    rows, origin, counts, _ = _group_rows(x, chosen, gate_up.shape[0], first, quant_mode=-1)
+    inner = _kernels.npu_swiglu(_grouped(rows, gate_up, counts), dim=-1)
+    return _ungroup(_grouped(inner, down, counts), origin, chosen, weights, experts=gate_up.shape[0], first=first)
+
+
+def _group_rows(x: Tensor, chosen: Tensor, experts: int, first: int | None, *, quant_mode: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows of x by expert, where each came from, rows of each expert [E] int64, scales of the rows [M] (quant_mode 1: they are int8)."""
+    start = first or 0
     _need(experts <= 1024, f"{experts} experts, more than 1024")
-    rows, origin, counts, _ = _kernels.npu_moe_init_routing_v2(
+    rows, origin, counts, scale = _kernels.npu_moe_init_routing_v2(
         x,
         chosen.to(torch.int32),
         active_num=chosen.numel(),
-        expert_num=experts,
+        expert_num=start + experts,
         drop_pad_mode=0,
         expert_tokens_num_type=1,  # how many rows each expert got
         expert_tokens_num_flag=True,
-        quant_mode=-1,
-        active_expert_range=[0, experts],
+        quant_mode=quant_mode,
+        active_expert_range=[start, start + experts],
         row_idx_type=0,  # origin[token · k + i] is the row
     )
-    inner = _kernels.npu_swiglu(_grouped(rows, gate_up, counts), dim=-1)
-    out: Tensor = _kernels.npu_moe_token_unpermute(_grouped(inner, down, counts), origin, probs=weights.to(x.dtype))
-    return out
+    return rows, origin, counts, scale
 
 
-def _grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def _grouped(rows: Tensor, weight: Tensor, counts: Tensor, **how: Any) -> Tensor:  # noqa: ANN401 - the kernel's own arguments
     """Each expert's rows times its matrix: rows [M, in], weight [E, out, in], counts [E] int64 → [M, out]."""
-    how = {"split_item": 2, "group_type": 0, "group_list_type": 1}
+    how |= {"split_item": 2, "group_type": 0, "group_list_type": 1}
     product: Tensor = _kernels.npu_grouped_matmul([rows], [weight.transpose(1, 2)], group_list=counts, **how)[0]
     return product
 
 
-# --- quantised weights: plain torch for now ----------------------------------------------------------------------------------
+def _ungroup(rows: Tensor, origin: Tensor, chosen: Tensor, weights: Tensor, *, experts: int, first: int | None) -> Tensor:
+    """Each token's weighted sum. The place of an expert that is elsewhere is -1: it reads another row of its token and counts nothing."""
+    weights = weights.to(rows.dtype)
+    if first is not None:
+        here = (chosen >= first) & (chosen < first + experts)
+        places = origin.view_as(chosen)
+        origin = torch.where(here, places, places.amax(dim=1, keepdim=True)).clamp_min(0).flatten()
+        weights = weights.masked_fill(~here, 0)
+    whole: Tensor = _kernels.npu_moe_token_unpermute(rows, origin, probs=weights)
+    return whole if first is None else whole.masked_fill(~here.any(dim=1, keepdim=True), 0)  # without any, what it read is anybody's
 
-quantise = reference.quantise
-quantised_linear = reference.quantised_linear
-run_quantised_experts = reference.run_quantised_experts
+
+# --- quantised weights -------------------------------------------------------------------------------------------------------
+
+
+@_or(reference.quantise)
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As the reference."""
+    _need(x.dtype in _HALF, f"type {x.dtype}")
+    integers, scale = _kernels.npu_dynamic_quant(x)
+    return integers, scale
+
+
+@_or(reference.quantised_linear)
+def quantised_linear(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the reference."""
+    _need(dtype in _HALF, f"type {dtype}")
+    _need(max(weight.shape) <= 65535, f"a matrix of {tuple(weight.shape)}, wider than 65535")
+    product: Tensor = _kernels.npu_quant_matmul(x, weight.t(), weight_scale, pertoken_scale=x_scale, output_dtype=dtype)
+    return product
+
+
+@_or(reference.run_quantised_experts)
+def run_quantised_experts(
+    x: Tensor, gate_up: Weights, down: Weights, chosen: Tensor, weights: Tensor, *, first: int | None = None
+) -> Tensor:
+    """As `run_experts`; activations become int8 on their way to each product. In bf16 the kernel takes scales of weights in bf16 only."""
+    _need(x.dtype in _HALF, f"type {x.dtype}")
+    _need(all(part.values.shape[1] == part.scale.shape[1] for part in (gate_up, down)), "4-bit weights")
+    scale_dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+    experts = gate_up.scale.shape[0]
+    rows, origin, counts, row_scale = _group_rows(x, chosen, experts, first, quant_mode=1)
+    for part in (gate_up, down):
+        how = {"scale": [part.scale.to(scale_dtype)], "per_token_scale": [row_scale], "output_dtype": x.dtype}
+        rows = _grouped(rows, part.values, counts, **how)
+        if part is gate_up:
+            rows, row_scale = _kernels.npu_dynamic_quant(_kernels.npu_swiglu(rows, dim=-1))
+    return _ungroup(rows, origin, chosen, weights, experts=experts, first=first)

@@ -15,6 +15,7 @@ import torch
 import torch_npu
 
 from glm5_runtime.ops import kernels, npu, reference
+from glm5_runtime.ops.packing import Weights
 from glm5_runtime.ops.paging import LayerCache, Queries
 from glm5_runtime.ops.reference import Routing
 
@@ -31,6 +32,7 @@ TOLERANCE = 0.02
 """Largest difference that passes, as a share of the largest number: two roundings to bf16 and sums in another order."""
 _PAGE, _CONTEXT, _COUNT, _SELECTED, _HEADS = 16, 96, 6, 32, 4
 _PAGES = [5, 2, 7, 1, 3, 4]  # in no order
+_CHOSEN = [[0, 3], [3, 1], [2, 0], [3, 2], [1, 3], [0, 1]]
 
 
 def _put(device: torch.device, *shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -102,10 +104,33 @@ def _route(ops: OperatorSet, device: torch.device) -> Tensor:
 
 
 def _run_experts(ops: OperatorSet, device: torch.device) -> Tensor:
-    chosen = torch.tensor([[0, 3], [3, 1], [2, 0], [3, 2], [1, 3], [0, 1]]).to(device)
+    chosen = torch.tensor(_CHOSEN).to(device)
     gate_up, down = _put(device, 4, 64, 256, seed=1, scale=0.06), _put(device, 4, 256, 32, seed=2, scale=0.2)
     out: Tensor = ops.run_experts(_put(device, _COUNT, 256), gate_up, down, chosen, _put(device, _COUNT, 2, seed=3).float())
     return out
+
+
+def _quantise(ops: OperatorSet, device: torch.device) -> Tensor:
+    """What the integers stand for."""
+    integers, scale = ops.quantise(_put(device, _COUNT, 256))
+    return integers.float() * scale.float().unsqueeze(1)
+
+
+def _quantised_linear(ops: OperatorSet, device: torch.device) -> Tensor:
+    x, x_scale = reference.quantise(_put(torch.device("cpu"), _COUNT, 256))
+    weight, scale = reference.quantise(_put(torch.device("cpu"), 64, 256, seed=1, scale=0.06))
+    return ops.quantised_linear(x.to(device), x_scale.to(device), weight.to(device), scale.to(device), torch.bfloat16)
+
+
+def _packed(device: torch.device, *shape: int, seed: int) -> Weights:
+    values, scale = reference.quantise(_put(torch.device("cpu"), *shape, seed=seed, scale=0.1).flatten(0, 1))
+    return Weights(values.view(shape).to(device), scale.view(shape[:2]).to(device))
+
+
+def _run_quantised_experts(ops: OperatorSet, device: torch.device) -> Tensor:
+    gate_up, down = _packed(device, 4, 64, 256, seed=1), _packed(device, 4, 256, 32, seed=2)
+    chosen, weights = torch.tensor(_CHOSEN).to(device), _put(device, _COUNT, 2, seed=3).float()
+    return ops.run_quantised_experts(_put(device, _COUNT, 256), gate_up, down, chosen, weights)
 
 
 TRIALS: dict[str, Trial] = {
@@ -118,6 +143,9 @@ TRIALS: dict[str, Trial] = {
     "route": _route,
     "run_experts": _run_experts,
     "swiglu": lambda ops, device: ops.swiglu(_put(device, _COUNT, 64)),
+    "quantise": _quantise,
+    "quantised_linear": _quantised_linear,
+    "run_quantised_experts": _run_quantised_experts,
 }
 
 

@@ -266,15 +266,40 @@ def npu_moe_init_routing_v2(
     assert {name: how[name] for name in expected} == expected
     assert how.get("row_idx_type", 0) == 0
     assert expert_idx.dtype == torch.int32
-    assert active_expert_range == [0, expert_num]
+    assert active_expert_range is not None
+    first, last = active_expert_range
+    assert 0 <= first < last <= expert_num
     flat = expert_idx.flatten().long()
-    order = flat.argsort(stable=True)
-    origin = torch.empty_like(flat).scatter_(0, order, torch.arange(flat.shape[0]))
-    counts = torch.bincount(flat, minlength=expert_num)
-    return x[order // expert_idx.shape[1]], origin.int(), counts, x.new_empty(0)
+    active = ((flat >= first) & (flat < last)).nonzero().squeeze(1)
+    order = active[flat[active].argsort(stable=True)]
+    origin = torch.full_like(flat, -1)
+    origin[order] = torch.arange(order.shape[0])
+    counts = torch.bincount(flat[active] - first, minlength=last - first)
+    rows = torch.full((flat.shape[0], x.shape[1]), float("nan"), dtype=x.dtype)  # what stands behind the valid ones is undefined
+    rows[: order.shape[0]] = x[order // expert_idx.shape[1]]
+    quant_mode = how.get("quant_mode", -1)
+    if quant_mode == -1:
+        return rows, origin.int(), counts, x.new_empty(0)
+    assert quant_mode == 1
+    integers, scale = npu_dynamic_quant(rows[: order.shape[0]])
+    return (
+        torch.cat((integers, integers.new_full((flat.shape[0] - order.shape[0], x.shape[1]), 77))),
+        origin.int(),
+        counts,
+        torch.cat((scale, torch.full((flat.shape[0] - order.shape[0],), float("nan")))),
+    )
 
 
-def npu_grouped_matmul(x: list[Tensor], weight: list[Tensor], *, group_list: Tensor, **how: object) -> list[Tensor]:
+def npu_grouped_matmul(
+    x: list[Tensor],
+    weight: list[Tensor],
+    *,
+    group_list: Tensor,
+    scale: list[Tensor] | None = None,
+    per_token_scale: list[Tensor] | None = None,
+    output_dtype: int | None = None,
+    **how: object,
+) -> list[Tensor]:
     assert (how["split_item"], how["group_type"], how["group_list_type"]) == (2, 0, 1)
     (rows,), (matrices,) = x, weight
     _refuse_strided(x=rows)
@@ -283,9 +308,22 @@ def npu_grouped_matmul(x: list[Tensor], weight: list[Tensor], *, group_list: Ten
     assert group_list.dtype == torch.int64
     assert group_list.shape == (matrices.shape[0],)
     assert matrices.shape[0] <= 1024
-    assert int(group_list.sum()) == rows.shape[0]
-    parts = rows.float().split(group_list.tolist())
-    return [torch.cat([part @ matrix.float() for part, matrix in zip(parts, matrices, strict=True)]).to(rows.dtype)]
+    used = int(group_list.sum())
+    out = torch.full((rows.shape[0], matrices.shape[2]), float("nan"))
+    parts = rows[:used].float().split(group_list.tolist())
+    products = [part @ matrix.float() for part, matrix in zip(parts, matrices, strict=True)]
+    dtype = rows.dtype
+    if scale is not None:
+        assert per_token_scale is not None
+        dtype = {15: torch.bfloat16, 5: torch.float16}[output_dtype or 0]
+        assert scale[0].shape == (matrices.shape[0], matrices.shape[2])
+        assert scale[0].dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+        assert per_token_scale[0].dtype == torch.float32
+        products = [product * wide.float() for product, wide in zip(products, scale[0], strict=True)]
+    out[:used] = torch.cat(products)
+    if per_token_scale is not None:
+        out[:used] *= per_token_scale[0][:used].unsqueeze(1)
+    return [out.to(dtype)]
 
 
 def npu_moe_token_unpermute(
@@ -303,3 +341,28 @@ def npu_moe_token_unpermute(
     assert probs.shape[1] <= 512
     picked = permuted_tokens[sorted_indices.long()].float().view(*probs.shape, -1)
     return (picked * probs.float().unsqueeze(-1)).sum(1).to(permuted_tokens.dtype)
+
+
+def npu_dynamic_quant(input: Tensor, **how: object) -> tuple[Tensor, Tensor]:  # noqa: A002 - the schema's name
+    assert not any(how.get(name) is not None for name in ("smooth_scales", "group_index", "dst_type"))
+    assert input.dtype in HALF
+    assert input.dim() > 1
+    scale = input.float().abs().amax(-1) / 127
+    return (input.float() / scale.unsqueeze(-1)).round().nan_to_num().to(torch.int8), scale
+
+
+def npu_quant_matmul(
+    x1: Tensor, x2: Tensor, scale: Tensor, *, pertoken_scale: Tensor | None = None, output_dtype: int | None = None, **how: object
+) -> Tensor:
+    assert not any(value is not None for value in how.values())
+    assert x1.dtype == x2.dtype == torch.int8
+    assert x1.is_contiguous()
+    assert x2.is_contiguous() or x2.mT.is_contiguous()
+    assert max(x1.shape[-1], x2.shape[-1]) <= 65535
+    assert pertoken_scale is not None
+    assert pertoken_scale.shape == x1.shape[:1]
+    assert pertoken_scale.dtype == torch.float32
+    assert scale.shape == x2.shape[1:]
+    dtype = {15: torch.bfloat16, 5: torch.float16}[output_dtype or 0]
+    assert scale.dtype == torch.float32 or scale.dtype == dtype == torch.bfloat16
+    return ((x1.double() @ x2.double()) * scale.double() * pertoken_scale.double().unsqueeze(1)).to(dtype)

@@ -22,6 +22,7 @@ from glm5_runtime.model.batch import Batch, Chunk, build_batch
 from glm5_runtime.model.cache import KVCache
 from glm5_runtime.ops import kernels, npu, reference, trial
 from glm5_runtime.ops.interface import operators
+from glm5_runtime.ops.packing import Weights, pack
 from glm5_runtime.ops.paging import LayerCache
 from glm5_runtime.ops.reference import Routing
 from tests.runtime.ops import formulas
@@ -93,6 +94,17 @@ def routing_and_experts_keep_the_references_shape_type_and_layout() -> None:
     same_facts("route", logits, bias, choice, integers_may_differ=True)  # experts are int32 for the next kernel
     experts, weights = reference.route(logits, bias, choice)
     same_facts("run_experts", randn(6, 64), randn(16, 96, 64), randn(16, 64, 48), experts, weights)
+
+
+@check
+def quantised_layers_keep_the_references_shape_type_and_layout() -> None:
+    same_facts("quantise", randn(5, 6144))
+    integers, scale = reference.quantise(randn(5, 256))
+    weight, weight_scale = reference.quantise(randn(96, 256))
+    same_facts("quantised_linear", integers, scale, weight, weight_scale, BF16)
+    gate_up, down = (reference.quantise(randn(4 * rows, width)) for rows, width in ((96, 64), (64, 48)))
+    packed = Weights(gate_up[0].view(4, 96, 64), gate_up[1].view(4, 96)), Weights(down[0].view(4, 64, 48), down[1].view(4, 64))
+    same_facts("run_quantised_experts", randn(6, 64), *packed, torch.tensor([[0, 3]] * 6), torch.ones(6, 2))
 
 
 @check
@@ -198,6 +210,42 @@ def norm_activation_and_experts_compute_what_the_reference_does() -> None:
             reference.run_experts(many, gate_up, down, wanted_experts, wanted),
             "run",
         )
+
+
+@check
+def a_part_of_the_experts_adds_up_to_all_of_them_and_reads_no_row_of_another_token() -> None:
+    """Rows behind the valid ones are NaN in the formulas, and so is one token: nobody else may turn NaN."""
+    gate_up, down = randn(16, 96, 512, seed=2) * 0.05, randn(16, 512, 48, seed=3) * 0.2
+    experts, weights = reference.route(randn(9, 16, dtype=torch.float32), torch.zeros(16), Routing(4, 1, 1, normalise=True, scale=2.5))
+    for ops_input in (randn(9, 512, seed=4), torch.cat((torch.full((1, 512), float("nan"), dtype=BF16), randn(8, 512, seed=4)))):
+        whole = npu.run_experts(ops_input, gate_up, down, experts, weights)
+        parts = [
+            npu.run_experts(ops_input, gate_up[at : at + 4], down[at : at + 4], experts, weights, first=at).float()
+            for at in range(0, 16, 4)
+        ]
+        good = whole.isfinite().all(dim=1)
+        expect(good.sum().item(), ops_input.isfinite().all(dim=1).sum().item(), "finite tokens")
+        close(torch.stack(parts).sum(0)[good], whole[good], "sum of the parts")
+    nobody = npu.run_experts(randn(3, 512), gate_up[:4], down[:4], torch.full((3, 2), 9), torch.ones(3, 2), first=0)
+    expect(nobody.abs().max().item(), 0.0, "tokens whose experts are all elsewhere")
+
+
+@check
+def quantised_layers_and_experts_compute_what_the_reference_does() -> None:
+    """4-bit weights and fp32 go the plain way."""
+    results = trial.run(CPU)
+    for name in ("quantise", "quantised_linear", "run_quantised_experts"):
+        assert results[name]["state"] == "kernel", f"{name}: {results[name]}"
+    x = randn(4, 64, dtype=torch.float32)
+    before = dict(kernels.fallbacks)
+    expect([part.tolist() for part in npu.quantise(x)], [part.tolist() for part in reference.quantise(x)], "in fp32")
+    integers, scale = reference.quantise(randn(2 * 64, 64))
+    four = (integers // 16).view(2, 64, 64)
+    gate_up, down = Weights(pack(four), scale.view(2, 64)), Weights(pack(four[..., :32].contiguous()), scale.view(2, 64))
+    chosen, weights = torch.tensor([[0], [1], [1]]), torch.ones(3, 1)
+    got = [ops.run_quantised_experts(randn(3, 64), gate_up, down, chosen, weights) for ops in (npu, reference)]
+    assert torch.equal(*got), "4-bit weights"
+    expect(fallbacks(before), {"quantise": 1, "run_quantised_experts": 1}, "counted")
 
 
 @check

@@ -14,6 +14,7 @@ from glm5_runtime.config import ModelConfig
 from glm5_runtime.model.batch import Chunk, build_batch
 from glm5_runtime.model.decoder import Decoder
 from glm5_runtime.ops import kernels
+from glm5_runtime.ops.packing import Weights
 from glm5_runtime.ops.paging import LayerCache, Queries
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def on_npu(value: T) -> T:
     """A fake of the same shape, type and strides on the device."""
     if isinstance(value, Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="npu")
+    if isinstance(value, Weights):
+        return Weights(on_npu(value.values), on_npu(value.scale))
     if isinstance(value, LayerCache):
         return LayerCache(*(on_npu(x) for x in (value.latent, value.rope, value.index)))
     if isinstance(value, Queries):
