@@ -158,9 +158,10 @@ def as_table(report: Mapping[str, Any]) -> str:
         *(("card", f"{card['name']}, {card['memory_bytes'] / 2**30:.0f} GiB") for card in report["cards"]),
     ]
     lines = [f"{name:<14}{value}" for name, value in rows]
-    lines += ["", f"{'operator':<16}{'state':<10}kernels"]
+    wide = max(map(len, KERNELS)) + 2
+    lines += ["", f"{'operator':<{wide}}{'state':<10}kernels"]
     for operator in report["operators"]:
-        lines.append(f"{operator['name']:<16}{operator['state']:<10}{', '.join(operator['kernels'])}{_remark(operator)}")
+        lines.append(f"{operator['name']:<{wide}}{operator['state']:<10}{', '.join(operator['kernels'])}{_remark(operator)}")
     if report["lacking"]:
         lines += ["", "an NPU lacks:", *(f"  - {item}" for item in report["lacking"])]
     return "\n".join([*lines, "", report["verdict"]])
