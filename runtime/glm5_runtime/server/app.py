@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glm5_runtime.server import openapi
+from glm5_runtime.server import anthropic, openapi
 from glm5_runtime.server.account import Account
 from glm5_runtime.server.body import discard
 from glm5_runtime.server.chat import chat
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health", "/health/ready", "/metrics"})  # probes and Prometheus carry no key
 _WITHOUT_MODEL = frozenset({"/version", "/openapi.json"})
+_ANTHROPIC = "/v1/messages"
 _STARTED = int(time.time())
 _LOADING_RETRY = 10  # seconds
 
@@ -47,6 +48,8 @@ def build_app(service: Service) -> Starlette:
             Route("/generate_stream", generate_stream, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
+            Route(_ANTHROPIC, anthropic.messages, methods=["POST"]),
+            Route(f"{_ANTHROPIC}/count_tokens", anthropic.count_tokens, methods=["POST"]),
             Route("/v1/models", _models),
             Route("/v1/models/{model:path}", _model),
             Route("/version", _version),
@@ -104,27 +107,34 @@ class _Guard:
                 listener.tell(account)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        if self._key is not None:
-            sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            scheme, _, key = sent.partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(key, self._key):
-                self._service.metrics.rejected("unauthorized")
-                error = ApiError(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key")
-                return _reply(error, {"www-authenticate": "Bearer"})
+        if self._key is not None and not hmac.compare_digest(_sent_key(scope), self._key):
+            self._service.metrics.rejected("unauthorized")
+            error = ApiError(401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key")
+            return _reply(error, scope["path"], {"www-authenticate": "Bearer"})
         if self._service.draining:
             self._service.metrics.rejected("draining")
-            return _reply(draining(), {"connection": "close"})
+            return _reply(draining(), scope["path"], {"connection": "close"})
         if self._service.loaded is None and scope["path"] not in _WITHOUT_MODEL:
             self._service.metrics.rejected("loading")
-            return _reply(ApiError(503, "the model is being loaded", code="loading", retry_after=_LOADING_RETRY))
+            return _reply(ApiError(503, "the model is being loaded", code="loading", retry_after=_LOADING_RETRY), scope["path"])
         return None
 
 
-def _reply(error: ApiError, headers: dict[str, str] | None = None) -> Response:
+def _sent_key(scope: Scope) -> bytes:
+    """The key that a request brings; Anthropic's clients have a header of their own for it."""
+    headers = dict(scope["headers"])
+    if scope["path"].startswith(_ANTHROPIC) and b"x-api-key" in headers:
+        return bytes(headers[b"x-api-key"])
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return bytes(key) if scheme.lower() == b"bearer" else b""
+
+
+def _reply(error: ApiError, path: str, headers: dict[str, str] | None = None) -> Response:
     extra = dict(headers or {})
     if error.retry_after is not None:
         extra["retry-after"] = str(error.retry_after)
-    return JsonReply(error.body(), error.status, headers=extra)
+    body = anthropic.error_body(error.status, error.message) if path.startswith(_ANTHROPIC) else error.body()
+    return JsonReply(body, error.status, headers=extra)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
@@ -135,22 +145,22 @@ async def _api_error(request: Request, error: Exception) -> Response:
     elif error.code == "draining":
         service.metrics.rejected("draining")
     gives_up = error.status == 408 or error.code == "draining"  # on a body that may yet come
-    return _reply(error, {"connection": "close"} if gives_up else None)
+    return _reply(error, request.url.path, {"connection": "close"} if gives_up else None)
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown path or method."""
     assert isinstance(error, HTTPException)
-    return _reply(ApiError(error.status_code, str(error.detail)), dict(error.headers or {}))
+    return _reply(ApiError(error.status_code, str(error.detail)), request.url.path, dict(error.headers or {}))
 
 
 async def _client_gone(_: Request, __: Exception) -> Response:
     return Response(status_code=499)  # nginx's word for it; only the log sees it
 
 
-async def _unexpected(_: Request, __: Exception) -> Response:
+async def _unexpected(request: Request, _: Exception) -> Response:
     """A mistake of ours: the traceback is in the log, the client learns nothing of it."""
-    return _reply(ApiError(500, "internal error; the server's log has the details"))
+    return _reply(ApiError(500, "internal error; the server's log has the details"), request.url.path)
 
 
 async def _models(request: Request) -> Response:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from glm5_runtime.server.adapters import LoadAdapter, UnloadAdapter
 from glm5_runtime.server.messages import ROLES
 from glm5_runtime.server.protocol import (
     MAX_STOPS,
@@ -21,7 +22,7 @@ from glm5_runtime.server.protocol import (
 )
 
 Schema = dict[str, Any]
-_MODELS = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest)
+_MODELS = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest, LoadAdapter, UnloadAdapter)
 _TEXT: Schema = {"type": "string"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT: Schema = {"anyOf": [_TEXT, _IDS]}
@@ -84,8 +85,69 @@ _ERROR: Schema = {
         }
     },
 }
+_BLOCKS: Schema = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT}},
+            {
+                "type": "object",
+                "required": ["type", "name", "input"],
+                "properties": {"type": {"const": "tool_use"}, "id": _TEXT, "name": _TEXT, "input": {"type": "object"}},
+            },
+            {
+                "type": "object",
+                "required": ["type", "tool_use_id"],
+                "properties": {"type": {"const": "tool_result"}, "tool_use_id": _TEXT, "content": _TEXT},
+            },
+            {"type": "object", "required": ["type", "thinking"], "properties": {"type": {"const": "thinking"}, "thinking": _TEXT}},
+        ]
+    },
+}
+_MESSAGES_REQUEST: Schema = {
+    "type": "object",
+    "required": ["max_tokens", "messages"],
+    "properties": {
+        "model": _TEXT,
+        "max_tokens": {"type": "integer", "minimum": 0},
+        "messages": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {"role": {"enum": ["user", "assistant"]}, "content": {"anyOf": [_TEXT, _BLOCKS]}},
+            },
+        },
+        "system": {"anyOf": [_TEXT, _BLOCKS]},
+        "stop_sequences": {"type": "array", "items": _TEXT, "maxItems": MAX_STOPS},
+        "stream": {"type": "boolean"},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "top_k": {"type": "integer", "minimum": -1},
+        "thinking": {"type": "object", "properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]}}},
+        "tool_choice": {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["auto", "any", "tool", "none"]}}},
+        "tools": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "input_schema"],
+                "properties": {"name": _TEXT, "description": _TEXT, "input_schema": {"type": "object"}},
+            },
+        },
+    },
+}
+_MESSAGES_ERROR: Schema = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": _TEXT, "message": _TEXT}},
+    },
+}
 _VERDICT: Schema = {"type": "object", "required": ["status"], "properties": {"status": _TEXT, "reason": _TEXT, "message": _TEXT}}
 _STREAM: Schema = {"text/event-stream": {}}
+_PLAIN: Schema = {"text/plain": {}}
 
 
 def document() -> Schema:
@@ -96,9 +158,12 @@ def document() -> Schema:
         "security": [{}, {"key": []}],
         "paths": {**_posts(), **_gets()},
         "components": {
-            "schemas": _schemas() | {"Error": _ERROR},
+            "schemas": _schemas() | {"Error": _ERROR, "MessagesRequest": _MESSAGES_REQUEST},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "responses": {"Error": _json("A refusal or a failure; `param` names the field.", _ref("Error"))},
+            "responses": {
+                "Error": _json("A refusal or a failure; `param` names the field.", _ref("Error")),
+                "MessagesError": _json("A refusal or a failure.", _MESSAGES_ERROR),
+            },
         },
     }
 
@@ -110,12 +175,18 @@ def _posts() -> Schema:
         "properties": {"count": {"type": "integer"}, "max_model_len": {"type": "integer"}, "tokens": {"type": "array"}},
     }
     detokenized: Schema = {"type": "object", "required": ["prompt"], "properties": {"prompt": _TEXT}}
+    said: Schema = {"type": "object", "required": ["id", "type", "role", "model", "content", "stop_reason", "usage"]}
+    counted: Schema = {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": {"type": "integer"}}}
     generated: Schema = {**_STREAM, "application/x-ndjson": {}}
     return {
         "/v1/chat/completions": _post("Answer a conversation.", _ref("ChatRequest"), _answer("chat.completion"), _STREAM),
         "/v1/completions": _post("Continue a text.", _ref("CompletionRequest"), _answer("text_completion"), _STREAM),
         "/generate": _post("Continue a text, in older dialects.", _dialects(), {"type": "object"}, generated),
         "/generate_stream": _post("The same, always as a stream.", _dialects(), {"type": "object"}, generated),
+        "/v1/messages": _post("Answer a conversation, in Anthropic's words.", _ref("MessagesRequest"), said, _STREAM, "MessagesError"),
+        "/v1/messages/count_tokens": _post("Count its tokens.", _ref("MessagesRequest"), counted, {}, "MessagesError"),
+        "/v1/load_lora_adapter": _post("Check an adapter and serve it.", _ref("LoadAdapter"), {}, _PLAIN),
+        "/v1/unload_lora_adapter": _post("Take an adapter's name away.", _ref("UnloadAdapter"), {}, _PLAIN),
         "/tokenize": _post("Text to ids.", {"anyOf": [_ref("TokenizeRequest"), _ref("ChatRequest")]}, tokenized, {}),
         "/detokenize": _post("Ids to text.", _ref("DetokenizeRequest"), detokenized, {}),
     }
@@ -138,13 +209,16 @@ def _gets() -> Schema:
     }
 
 
-def _post(summary: str, body: Schema, answer: Schema, streams: Schema) -> Schema:
+def _post(summary: str, body: Schema, answer: Schema, streams: Schema, failure: str = "Error") -> Schema:
     content = {"application/json": {"schema": answer}} | streams
     return {
         "post": {
             "summary": summary,
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-            "responses": {"200": {"description": "The answer.", "content": content}, "default": {"$ref": "#/components/responses/Error"}},
+            "responses": {
+                "200": {"description": "The answer.", "content": content},
+                "default": {"$ref": f"#/components/responses/{failure}"},
+            },
         }
     }
 

@@ -53,8 +53,8 @@ class EventStream(Response):
     end = DONE
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], headers: Mapping[str, str]) -> None:
-        self._events = events
-        self._close = close  # ends the work behind the events; generators alone would do so only when collected
+        self.events = events
+        self.close = close  # ends the work behind the events; generators alone would do so only when collected
         super().__init__(content=None, headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
 
@@ -65,12 +65,12 @@ class EventStream(Response):
         except ClientGone:
             logger.debug("the client of a stream has gone")
         finally:
-            self._close()
+            self.close()
 
     async def _send(self, send: Send) -> None:
         started = False
         try:
-            async for chunk in self._events:
+            async for chunk in self.events:
                 if not started:
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                     started = True
