@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 ARCHITECTURE = "glm_moe_dsa"
+MAX_RANKS = 64
+"""Cards of the largest machine, with room; ranks are processes on one machine."""
 MAX_DRAFTS = 16
 """More are hardly ever right to the end."""
 LFS_MAGIC = b"version https://git-lfs"
@@ -319,6 +321,26 @@ def complete_tiers(tiers: tuple[ContextTier, ...], longest: int) -> tuple[Contex
     return tuple(tier if tier.share else tier.model_copy(update={"share": left / without}) for tier in tiers)
 
 
+def parallel_faults(model: ModelConfig, tensor: int, data: int, *, spread_experts: bool) -> list[str]:
+    """Why the model can't be divided like this, one line for each flag's value that doesn't fit; empty when it can."""
+    faults: list[str] = []
+    shared = model.moe_intermediate_size * model.n_shared_experts
+    sizes = {name: getattr(model, name) for name in ("num_attention_heads", "vocab_size", "intermediate_size")}
+    sizes |= (
+        {"moe_intermediate_size times n_shared_experts": shared}
+        if spread_experts
+        else {"moe_intermediate_size": model.moe_intermediate_size}
+    )
+    faults += [f"--tensor-parallel-size: {name} {size} can't be divided by {tensor}" for name, size in sizes.items() if size % tensor]
+    if data > 1 and not spread_experts:
+        faults.append(
+            f"--data-parallel-size: {data} without --enable-expert-parallel would be {data} whole models; start as many servers instead"
+        )
+    if spread_experts and model.n_routed_experts % (tensor * data):
+        faults.append(f"--enable-expert-parallel: {model.n_routed_experts} experts can't be divided by {tensor * data} ranks")
+    return faults
+
+
 class EngineConfig(BaseModel):
     """Settings of one engine. Every field is a flag of `glm5-runtime serve` or has a default that no user need change."""
 
@@ -370,6 +392,21 @@ class EngineConfig(BaseModel):
     lora_modules: tuple[tuple[str, Path], ...] = Field((), description="Names and folders of adapters to load at start.")
     served_model_name: str | None = Field(None, description="What clients call the model, which an adapter's base may be called, too.")
     seed: int = Field(0, ge=0, description="Start of the seeds of requests that bring none.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=MAX_RANKS, description="Ranks that hold one model between them: heads, inner sizes and vocabulary are divided."
+    )
+    data_parallel_size: int = Field(
+        1, ge=1, le=MAX_RANKS, description="Groups of ranks with sequences and a cache of their own, which share the experts between them."
+    )
+    enable_expert_parallel: bool = Field(
+        default=False, description="Routed experts are dealt out whole over all ranks, instead of being divided like everything else."
+    )
+    exchange_timeout: float = Field(60.0, gt=0, description="Seconds that a rank may keep the others waiting before the engine fails.")
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute one step together, each on a device of its own."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @model_validator(mode="after")
     def _every_sequence_can_decode(self) -> Self:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from glm5_runtime.model.batch import Chunk, build_batch
+from glm5_runtime.model.batch import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Rows
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glm5_runtime.engine.sequence import Sequence
-    from glm5_runtime.model.cache import KVCache
-    from glm5_runtime.model.decoder import Decoder
-    from glm5_runtime.model.mtp import DraftLayer
+    from glm5_runtime.engine.steps import StepRunner
 
 MATCH = 3
 """Tokens that must have stood together before. Fewer say too little, and more are found too seldom."""
@@ -72,38 +70,35 @@ class NgramDrafter:
 class MtpDrafter:
     """The model's own multi-token-prediction layer, applied again to its own output for each further token."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, count: int, device: torch.device) -> None:
-        assert decoder.mtp is not None, "loaded when drafts are wanted"
-        self._layer: DraftLayer = decoder.mtp
-        self._decoder, self._cache, self._count, self._device = decoder, cache, count, device
+    def __init__(self, steps: StepRunner, page_size: int, count: int) -> None:
+        self._steps, self._page_size, self._count = steps, page_size, count
 
     def draft(self, seen: Rows[Seen]) -> None:
         """All that a step has computed passes through the layer, so that its cache knows the whole context."""
-        chunks = [Chunk(sequence.tokens[start + 1 : start + 1 + len(hidden)], start, sequence.pages) for sequence, start, hidden in seen]
-        hidden = self._run(chunks, seen[0].hidden if len(seen) == 1 else torch.cat([each.hidden for each in seen]))
+        chunks = [_chunk(sequence, sequence.tokens[start + 1 : start + 1 + len(hidden)], start) for sequence, start, hidden in seen]
+        hidden = self._steps.draft(chunks, seen[0].hidden if len(seen) == 1 else torch.cat([each.hidden for each in seen]))
         ends = accumulate(len(chunk.tokens) for chunk in chunks)
         going = [_Going(each.sequence, end - 1, chunk.end) for each, chunk, end in zip(seen, chunks, ends, strict=True)]
         going = [each for each in going if wanted_drafts(each.sequence, self._count) > 0]
         while going:
             hidden = hidden[[each.row for each in going]]
-            for each, token in zip(going, self._layer.logits(hidden).argmax(dim=-1).tolist(), strict=True):
+            for each, token in zip(going, self._steps.draft_logits(hidden).argmax(dim=-1).tolist(), strict=True):
                 each.sequence.drafts.append(token)
             kept = [(row, each) for row, each in enumerate(going) if self._may_go_on(each)]
             going = [_Going(each.sequence, row, each.end + 1) for row, (_, each) in enumerate(kept)]
             if going:
-                chunks = [Chunk(each.sequence.drafts[-1:], each.end - 1, each.sequence.pages) for each in going]
-                hidden = self._run(chunks, hidden[[row for row, _ in kept]])
+                chunks = [_chunk(each.sequence, each.sequence.drafts[-1:], each.end - 1) for each in going]
+                hidden = self._steps.draft(chunks, hidden[[row for row, _ in kept]])
 
     def _may_go_on(self, going: _Going) -> bool:
         """A further draft is wanted, and the one before has a row in the pages that the sequence has anyway."""
         sequence = going.sequence
-        has_room = going.end < len(sequence.pages) * self._cache.page_size
+        has_room = going.end < len(sequence.pages) * self._page_size
         return has_room and wanted_drafts(sequence, self._count) > len(sequence.drafts)
 
-    def _run(self, chunks: list[Chunk], hidden: Tensor) -> Tensor:
-        batch = build_batch(chunks, self._decoder.config, self._cache.page_size, self._device)
-        drafted: Tensor = self._layer(batch, self._decoder.embed_tokens, hidden, self._cache.layers[-1])
-        return drafted
+
+def _chunk(sequence: Sequence, tokens: list[int], start: int) -> Chunk:
+    return Chunk(tokens, start, sequence.pages, replica=sequence.replica)
 
 
 def wanted_drafts(sequence: Sequence, count: int) -> int:

@@ -30,12 +30,14 @@ from glm5_runtime.engine.errors import EngineDead, QueueFull
 from glm5_runtime.engine.request import FinishReason, Output, Request, SamplingParams
 from glm5_runtime.engine.sequence import Sequence
 from glm5_runtime.engine.stats import STEP_TOKENS, EngineStats
+from glm5_runtime.engine.steps import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from glm5_runtime.config import EngineConfig, ModelConfig
     from glm5_runtime.engine.adapters import AdapterStore
+    from glm5_runtime.engine.replicas import Replicas
     from glm5_runtime.engine.runner import Chosen, Runner
     from glm5_runtime.engine.scheduler import Scheduler
 
@@ -50,7 +52,7 @@ class Engine:
         model_config: ModelConfig,
         config: EngineConfig,
         runner: Runner,
-        scheduler: Scheduler,
+        scheduler: Scheduler | Replicas,
         clock: Callable[[], float] = time.monotonic,
         *,
         adapters: AdapterStore | None = None,
@@ -69,6 +71,7 @@ class Engine:
         self._aborted: list[str] = []
         self._unfinished = 0
         self._stopping = False
+        self._fault: str | None = None
         self._ended = False
         # Written by the engine thread, read by stats().
         self._last_progress = clock()
@@ -93,6 +96,12 @@ class Engine:
         else:
             self._end_all(FinishReason.ABORT, "the engine was stopped before it started")
 
+    def fail(self, fault: str) -> None:
+        """Something that the engine needs is gone: it ends as if a step had failed, whatever it is waiting for. From any thread."""
+        with self._wake:
+            self._fault = fault
+            self._wake.notify()
+
     def refusal(self, request: Request) -> str | None:
         """Why this request can't be served (too long, unknown token ids, senseless parameters, no such adapter), None when it can."""
         known = not request.adapter or (self.adapters is not None and self.adapters.has(request.adapter))
@@ -108,9 +117,9 @@ class Engine:
         params = request.params
         stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self.model_config.eos_token_ids
         with self._wake:
-            if self._ended or self._stopping:
+            if self._ended or self._stopping or self._fault:
                 raise EngineDead("the engine has stopped and takes no requests; the process must be restarted")
-            if self._unfinished >= self.config.max_sequences + self.config.max_queue:
+            if self._unfinished >= self.config.max_sequences * self.config.data_parallel_size + self.config.max_queue:
                 raise QueueFull(self.config.max_queue)
             if self._unfinished == 0:
                 self._last_progress = self._clock()  # else an engine idle for long would look stuck
@@ -135,12 +144,12 @@ class Engine:
         return EngineStats(
             running=running,
             waiting=max(0, self._unfinished - running),
-            kv_usage=self._scheduler.pool.usage,
+            kv_usage=self._scheduler.usage,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             last_progress=self._last_progress,
             tokens_since_start=self._generation_tokens + self._warm_up_tokens,
-            alive=self._thread is not None and self._thread.is_alive() and not self._ended,
+            alive=self._thread is not None and self._thread.is_alive() and not self._ended and self._fault is None,
             preemptions=self._scheduler.preemptions,
             step_tokens=tuple(self._step_tokens),
             step_tokens_sum=self._step_tokens_sum,
@@ -166,6 +175,7 @@ class Engine:
             self._end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
         else:
             self._end_all(FinishReason.ABORT, "the engine was stopped")
+        self._runner.close()
 
     def _warm_up(self) -> None:
         """One token through everything, in no statistics but `tokens_since_start`."""
@@ -186,10 +196,12 @@ class Engine:
     def _take_commands(self) -> bool:
         """Wait for something to do; take what callers left. False when the engine shall stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping or self._arrived or self._aborted or self._scheduler.has_work)
+            self._wake.wait_for(lambda: self._stopping or self._fault or self._arrived or self._aborted or self._scheduler.has_work)
             arrived, self._arrived = self._arrived, []
             aborted, self._aborted = self._aborted, []
-            stopping = self._stopping
+            stopping, fault = self._stopping, self._fault
+        if fault is not None:
+            raise EngineDead(fault)
         for sequence in arrived:
             self._accept(sequence)
         for request_id in aborted:
@@ -224,7 +236,7 @@ class Engine:
             for choice in choices:
                 self._advance(choice)
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             log.error("out of memory in a step of %d tokens: its %d requests fail: %s", tokens, len(plan), str(error)[:300])
             message = f"out of memory: {error}; lower --max-batched-tokens or --max-sequences"
@@ -331,8 +343,3 @@ def _tell(
         log.exception("the listener of request %s failed; the request ends", sequence.request.id)
         return False
     return True
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """CPU and NPU raise plain RuntimeErrors for it, told apart only by their text."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower() or "can't allocate memory" in str(error)

@@ -3,60 +3,122 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
 
-from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig, complete_tiers
+from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig, complete_tiers, parallel_faults
 from glm5_runtime.engine.adapters import adapter_store
 from glm5_runtime.engine.blocks import PagePool
 from glm5_runtime.engine.draft import MtpDrafter, NgramDrafter
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.memory import DeviceMemory, cache_bytes, step_bytes
+from glm5_runtime.engine.replicas import Replicas
 from glm5_runtime.engine.runner import Runner
 from glm5_runtime.engine.scheduler import Scheduler
+from glm5_runtime.engine.steps import RankSteps, Steps
+from glm5_runtime.engine.team import Team, join, launch
 from glm5_runtime.model.cache import KVCache, bytes_per_token
+from glm5_runtime.model.parallel import ALONE, Ranks
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from glm5_runtime.engine.adapters import AdapterStore
     from glm5_runtime.engine.draft import Drafter
+    from glm5_runtime.engine.steps import StepRunner
+    from glm5_runtime.engine.team import Member, RankSpec
 
 log = logging.getLogger(__name__)
 
+IDLE_PAGES = 1
+"""Pages behind those of sequences, for the token that a data rank without work computes."""
 
-def load_engine(model_dir: Path, config: EngineConfig) -> Engine:
-    """Read the checkpoint, size the cache, build the engine (not started); raises ConfigError or WeightsError."""
+
+def load_engine(model_dir: Path, config: EngineConfig, start_rank: Callable[[RankSpec], Member] = launch) -> Engine:
+    """Read the checkpoint, size the cache, build the engine (not started); raises ConfigError or WeightsError.
+
+    With several ranks the others are started with `start_rank`, and each reads its own part.
+    """
     model_config = ModelConfig.from_dir(model_dir)
-    method = speculative_method(config, model_config)
-    if method == "mtp":
+    if config.ranks == 1:
+        steps = load_steps(model_dir, config)
+        return _engine(steps.decoder.config, config, steps, steps.cache.pages, steps.adapters)
+    sizes = config.tensor_parallel_size, config.data_parallel_size
+    if faults := parallel_faults(model_config, *sizes, spread_experts=config.enable_expert_parallel):
+        raise ConfigError("; ".join(faults))
+    team = Team(model_dir, config, start_rank)
+    try:
+        team.gather()
+        steps = load_steps(model_dir, config, 0, team.rendezvous, team.agree)
+        engine = _engine(steps.decoder.config, config, team, steps.cache.pages - IDLE_PAGES)
+        team.begin(RankSteps(steps), engine.fail)
+    except BaseException:
+        team.close()
+        raise
+    return engine
+
+
+def load_steps(
+    model_dir: Path,
+    config: EngineConfig,
+    rank: int = 0,
+    rendezvous: Path | None = None,
+    agree: Callable[[int], int] = lambda tokens: tokens,
+) -> Steps:
+    """The model and its cache, or a rank's part of both. `agree` makes of the tokens that this rank's cache can hold those of all."""
+    model_config = ModelConfig.from_dir(model_dir)
+    if speculative_method(config, model_config) == "mtp":
         model_config = model_config.with_draft_layer()
-    device = torch_device(config.device)
+    device, ranks, idle = torch_device(config.device), ALONE, 0
+    if rendezvous is not None:
+        device = rank_device(device, rank, config.ranks)
+        join(rank, config, rendezvous, device)
+        ranks, idle = Ranks(rank, config.tensor_parallel_size, config.data_parallel_size, config.enable_expert_parallel), IDLE_PAGES
+        ranks.join()
     dtype = _dtype(config, model_config, device)
-    decoder = load_decoder(model_config, model_dir, operators(device.type), device, dtype)
+    decoder = load_decoder(model_config, model_dir, operators(device.type), device, dtype, ranks=ranks)
     adapters = adapter_store(decoder, model_dir, config, device, dtype)
-    tokens = _cache_tokens(config, model_config, device, dtype)
+    tokens = agree(_cache_tokens(config, model_config, device, dtype))
     pages = -(-tokens // config.page_size)
-    cache = KVCache.allocate(model_config, pages, config.page_size, device, dtype)
+    cache = KVCache.allocate(model_config, pages + idle, config.page_size, device, dtype)
     _touch(cache)
     log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, dtype) / 1e6)
+    return Steps(decoder, cache, device, adapters)
+
+
+def _engine(model_config: ModelConfig, config: EngineConfig, steps: StepRunner, pages: int, adapters: AdapterStore | None = None) -> Engine:
+    """`pages`: those of one data rank."""
     tiers = complete_tiers(config.context_tiers, longest_request(config, model_config))
-    scheduler = Scheduler(
-        PagePool(pages),
-        config.page_size,
-        config.max_sequences,
-        config.max_batched_tokens,
-        prefix_cache=config.prefix_cache,
-        tiers=tiers,
-    )
+    schedulers = [
+        Scheduler(
+            PagePool(pages),
+            config.page_size,
+            config.max_sequences,
+            config.max_batched_tokens,
+            prefix_cache=config.prefix_cache,
+            tiers=tiers,
+        )
+        for _ in range(config.data_parallel_size)
+    ]
     drafter: Drafter | None = None
-    if method is not None:
+    if (method := speculative_method(config, model_config)) is not None:
         count = config.speculative_tokens
-        drafter = NgramDrafter(count) if method == "ngram" else MtpDrafter(decoder, cache, count, device)
-    return Engine(model_config, config, Runner(decoder, cache, device, drafter), scheduler, adapters=adapters)
+        drafter = NgramDrafter(count) if method == "ngram" else MtpDrafter(steps, config.page_size, count)
+    scheduler = schedulers[0] if len(schedulers) == 1 else Replicas(schedulers)
+    return Engine(model_config, config, Runner(steps, drafter), scheduler, adapters=adapters)
+
+
+def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:
+    """A card for each rank; on a CPU all share it. Raises ConfigError where there are too few."""
+    if device.type == "cpu":
+        return device
+    if (cards := torch.accelerator.device_count()) < ranks:
+        raise ConfigError(f"--tensor-parallel-size times --data-parallel-size is {ranks}, and this process has {cards} cards")
+    return torch.device(device.type, rank)
 
 
 def speculative_method(config: EngineConfig, model_config: ModelConfig) -> str | None:
@@ -97,7 +159,8 @@ def _cache_tokens(config: EngineConfig, model_config: ModelConfig, device: torch
     longest = longest_request(config, model_config)
     each = bytes_per_token(model_config, dtype)
     memory, workspace = DeviceMemory.of(device), step_bytes(config, model_config)
-    affordable = cache_bytes(memory, config, workspace) // each
+    sharing = config.ranks if device.type == "cpu" else 1
+    affordable = cache_bytes(memory, config, workspace) // each // sharing
     tokens = config.cache_tokens or min(config.max_sequences * longest, affordable)
     log.info(
         "memory: %.1f GB, %.1f GB free after loading, %.1f GB for steps; %d tokens of %d bytes fit",
@@ -115,7 +178,5 @@ def _cache_tokens(config: EngineConfig, model_config: ModelConfig, device: torch
 
 def _touch(cache: KVCache) -> None:
     """Write every page once: a host promises memory at allocation and looks for it at the first write."""
-    for layer in cache.layers:
-        for field in fields(layer):
-            if isinstance(tensor := getattr(layer, field.name), torch.Tensor):
-                tensor.zero_()
+    for tensor in cache.tensors():
+        tensor.zero_()

@@ -1,4 +1,4 @@
-"""One step on the device: scheduled chunks in, chosen tokens and logprobs out. Owns the decoder and the cache tensors.
+"""One step: scheduled chunks in, chosen tokens and logprobs out. What is computed on devices goes through `steps`.
 
 Called by the engine thread only. Knows sequences, not queues.
 """
@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from glm5_runtime.config import MAX_DRAFTS
 from glm5_runtime.engine.draft import Seen
 from glm5_runtime.engine.sampler import sample, token_logprobs
-from glm5_runtime.model.batch import Chunk, build_batch
+from glm5_runtime.model.batch import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Rows
 
-    import torch
     from torch import Tensor
 
     from glm5_runtime.engine.draft import Drafter
     from glm5_runtime.engine.request import TokenLogprob
     from glm5_runtime.engine.scheduler import Step
     from glm5_runtime.engine.sequence import Sequence
-    from glm5_runtime.model.cache import KVCache
-    from glm5_runtime.model.decoder import Decoder
+    from glm5_runtime.engine.steps import StepRunner
 
 LOGIT_ROWS = 256
 """Prompt rows whose logits are held at a time: 256 rows of GLM-5's vocabulary are 158 MB."""
@@ -68,10 +66,10 @@ class DraftCounts:
 
 
 class Runner:
-    """The model with its cache, and whoever guesses ahead."""
+    """The model behind `steps`, and whoever guesses ahead."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, device: torch.device, drafter: Drafter | None = None) -> None:
-        self._decoder, self._cache, self._device, self._drafter = decoder, cache, device, drafter
+    def __init__(self, steps: StepRunner, drafter: Drafter | None = None) -> None:
+        self._steps, self._drafter = steps, drafter
         self.draft_counts = DraftCounts()
 
     def run(self, plan: Rows[Step]) -> Iterator[Chosen]:
@@ -80,8 +78,7 @@ class Runner:
         Whoever iterates appends each token to its sequence, or removes the sequence, before asking for the next one.
         """
         plan = sorted(plan, key=lambda step: step.count)  # those of one length are computed side by side
-        batch = build_batch([_chunk(step) for step in plan], self._decoder.config, self._cache.page_size, self._device)
-        hidden = self._decoder(batch, self._cache)
+        hidden = self._steps.forward([_chunk(step) for step in plan])
         ends = list(accumulate(step.count for step in plan))
         checks: list[_Check] = []
         starts: list[int] = []
@@ -95,6 +92,10 @@ class Runner:
             if sequence.pending == 0 and sequence.params.max_tokens > 0:
                 checks.append(_Check(sequence, end - 1 - len(drafts), drafts))
         return self._finish(checks, hidden, list(zip(plan, starts, ends, strict=True)))
+
+    def close(self) -> None:
+        """The engine has ended."""
+        self._steps.close()
 
     def _finish(self, checks: list[_Check], hidden: Tensor, computed: list[tuple[Step, int, int]]) -> Iterator[Chosen]:
         """Choose, then guess; `computed` says where each step's sequence began and where its rows end."""
@@ -112,7 +113,7 @@ class Runner:
     def _choose(self, checks: list[_Check], hidden: Tensor) -> Iterator[Chosen]:
         """Token after token, as long as the model's own choice is the one that was drafted."""
         rows = [row for check in checks for row in range(check.row, check.row + 1 + len(check.drafts))]
-        logits = self._decoder.logits(hidden if len(rows) == len(hidden) else hidden[rows])
+        logits = self._steps.logits(hidden if len(rows) == len(hidden) else hidden[rows])
         firsts = [0, *accumulate(1 + len(check.drafts) for check in checks)]
         going = [_Check(check.sequence, first, check.drafts) for check, first in zip(checks, firsts[:-1], strict=True)]
         place = 0
@@ -155,10 +156,10 @@ class Runner:
         for start in range(max(first, 0), last, LOGIT_ROWS):
             end = min(start + LOGIT_ROWS, last)
             following = sequence.tokens[sequence.computed + start + 1 : sequence.computed + end + 1]
-            scores.extend(token_logprobs(self._decoder.logits(hidden[start:end]), following, top))
+            scores.extend(token_logprobs(self._steps.logits(hidden[start:end]), following, top))
 
 
 def _chunk(step: Step) -> Chunk:
     sequence, start = step.sequence, step.sequence.computed
     tokens = sequence.tokens[start : start + step.count]
-    return Chunk(tokens + sequence.drafts if step.completes else tokens, start, sequence.pages, sequence.adapter)
+    return Chunk(tokens + sequence.drafts if step.completes else tokens, start, sequence.pages, sequence.adapter, replica=sequence.replica)

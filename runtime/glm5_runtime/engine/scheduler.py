@@ -75,6 +75,11 @@ class Scheduler:
         return bool(self._alive)
 
     @property
+    def usage(self) -> float:
+        """Share of the pages held, 0..1."""
+        return self.pool.usage
+
+    @property
     def waiting(self) -> list[Sequence]:
         """Sequences without a place, tier by tier in the order in which they are due."""
         return [sequence for tier in self.tiers for sequence in tier.line]
@@ -116,6 +121,10 @@ class Scheduler:
     def find(self, request_id: str) -> Sequence | None:
         """The sequence of a request, wherever it is."""
         return self._alive.get(request_id)
+
+    def known(self, sequence: Sequence) -> int:
+        """Pages of a new sequence's beginning that are in the cache."""
+        return len(self._known_pages(sequence))
 
     def schedule(self) -> list[Step]:
         """The next step's work; empty only when there is none."""

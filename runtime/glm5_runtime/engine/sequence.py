@@ -41,6 +41,7 @@ class Sequence:
     tier: Tier = field(init=False)
     client: Client = field(init=False)
     number: int = 0  # order of arrival
+    replica: int = 0  # the data rank that has its pages
     rank: tuple[int, int] | None = None  # priority, then order of first admission
     running: bool = False
     reading: bool = False  # it runs and its prompt isn't planned to the end

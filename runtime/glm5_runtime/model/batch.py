@@ -46,6 +46,7 @@ class Chunk:
     start: int
     pages: Sequence[int]
     adapter: int = 0  # number of its adapter, 0: none
+    replica: int = 0  # the data rank that has the pages
 
     @property
     def end(self) -> int:

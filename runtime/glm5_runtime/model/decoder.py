@@ -57,7 +57,7 @@ class Decoder(Module):
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ops, ranks) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.lm_head = Linear(config.hidden_size, config.vocab_size // ranks.tensor_size)
-        self.mtp = DraftLayer(config, DecoderLayer(config, config.num_hidden_layers, ops), ops) if config.has_draft_layer else None
+        self.mtp = DraftLayer(config, DecoderLayer(config, config.num_hidden_layers, ops, ranks), ops) if config.has_draft_layer else None
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.adapters: Adapters | None = None  # set by `adapters.install`

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from glm5_runtime.model.batch import Batch
     from glm5_runtime.model.decoder import DecoderLayer
     from glm5_runtime.model.layers import Embedding
+    from glm5_runtime.model.parallel import Ranks
     from glm5_runtime.ops.interface import OperatorSet
     from glm5_runtime.ops.paging import LayerCache
 
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 class SharedHead(Module):
     """The layer's own norm and head."""
 
-    def __init__(self, config: ModelConfig, ops: OperatorSet) -> None:
+    def __init__(self, config: ModelConfig, ops: OperatorSet, ranks: Ranks) -> None:
         super().__init__()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
-        self.head = Linear(config.hidden_size, config.vocab_size)
+        self.head = Linear(config.hidden_size, config.vocab_size // ranks.tensor_size)
 
 
 class DraftLayer(Module):
@@ -42,8 +43,8 @@ class DraftLayer(Module):
         self.enorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.hnorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.eh_proj = Linear(2 * config.hidden_size, config.hidden_size)
-        self.block = layer
-        self.shared_head = SharedHead(config, ops)
+        self.block, self.ranks = layer, layer.ranks
+        self.shared_head = SharedHead(config, ops, layer.ranks)
 
     def forward(self, batch: Batch, embed: Embedding, hidden: Tensor, cache: LayerCache) -> Tensor:
         """[N, hidden] of the tokens before → [N, hidden], for `logits` and for the next draft."""
@@ -54,5 +55,4 @@ class DraftLayer(Module):
 
     def logits(self, drafted: Tensor) -> Tensor:
         """[M, hidden] → [M, vocabulary]."""
-        logits: Tensor = self.shared_head.head(self.shared_head.norm(drafted))
-        return logits
+        return self.ranks.columns(self.shared_head.head(self.shared_head.norm(drafted)))

@@ -33,8 +33,8 @@ class Ranks:
     data_group: Any = None
     counts: tuple[int, ...] = ()
     """Tokens that each data rank computes in this step."""
-    done: list[str] = field(default_factory=list)
-    """Names of the exchanges of this step so far, for `finish`."""
+    done: list[tuple[str, int]] = field(default_factory=list)
+    """Exchanges of this step so far, each with the width of its rows, for `finish`."""
 
     @property
     def size(self) -> int:
@@ -81,48 +81,55 @@ class Ranks:
     def sum(self, x: Tensor) -> Tensor:
         """The tensor ranks' parts [N, hidden] added up, in place."""
         if self.tensor_size > 1:
-            self.done.append("sum")
             dist.all_reduce(x, group=self.tensor_group)
+            self.done.append(("sum", x.shape[1]))
+        return x
+
+    def share(self, x: Tensor, *, everyone: bool = False) -> Tensor:
+        """Rank 0's [N, hidden], in place, for the ranks of its tensor group or for all."""
+        if everyone or self.tensor_size > 1:
+            dist.broadcast(x, 0, group=None if everyone else self.tensor_group)
+            self.done.append(("share_all" if everyone else "share", x.shape[1]))
         return x
 
     def columns(self, x: Tensor) -> Tensor:
         """The tensor ranks' columns side by side: [M, W] → [M, W · tensor size]."""
         if self.tensor_size == 1:
             return x
-        self.done.append("columns")
         parts = x.new_empty(self.tensor_size, *x.shape)
         dist.all_gather_into_tensor(parts.flatten(0, 1), x.contiguous(), group=self.tensor_group)
+        self.done.append(("columns", x.shape[1]))
         return parts.transpose(0, 1).flatten(1)
 
     def gather(self, x: Tensor) -> Tensor:
         """All data ranks' tokens: [N of this one, hidden] → [N of all, hidden]."""
         if self.data_size == 1:
             return x
-        self.done.append("gather")
         most = max(self.counts)
         parts = x.new_empty(self.data_size * most, x.shape[1])
         dist.all_gather_into_tensor(parts, functional.pad(x, (0, 0, 0, most - len(x))).contiguous(), group=self.data_group)
+        self.done.append(("gather", x.shape[1]))
         return torch.cat([part[:count] for part, count in zip(torch.split(parts, most), self.counts, strict=True)])
 
     def scatter(self, x: Tensor) -> Tensor:
         """The data ranks' parts added up, and to each its own tokens: [N of all, hidden] → [N of this one, hidden]."""
         if self.data_size == 1:
             return x
-        self.done.append("scatter")
         most = max(self.counts)
         parts = torch.cat([functional.pad(part, (0, 0, 0, most - len(part))) for part in torch.split(x, list(self.counts))])
         own = x.new_empty(most, x.shape[1])
         dist.reduce_scatter_tensor(own, parts, group=self.data_group)
+        self.done.append(("scatter", x.shape[1]))
         return own[: self.counts[self.data_rank]]
 
-    def finish(self, script: list[str], like: Tensor, width: int) -> None:
-        """What is left of a step whose exchanges are `script`, with zeros: others wait for a rank that has failed in it.
-
-        `like`: a tensor of the step's type and device; `width`: that of each exchange.
-        """
-        own = self.counts[self.data_rank]
-        for name in script[len(self.done) :]:
-            getattr(self, name)(like.new_zeros(sum(self.counts) if name == "scatter" else own, width))
+    def finish(self, script: list[tuple[str, int]], like: Tensor) -> None:
+        """What is left of a step with the exchanges of `script`, with zeros in the type and on the device of `like`."""
+        own, everyone = self.counts[self.data_rank], sum(self.counts)
+        for name, width in script[len(self.done) :]:
+            if name == "share_all":
+                self.share(like.new_zeros(everyone, width), everyone=True)
+            else:
+                getattr(self, name)(like.new_zeros(everyone if name == "scatter" else own, width))
 
 
 ALONE = Ranks()

@@ -199,7 +199,7 @@ def test_steps_must_have_room_for_every_sequences_guesses() -> None:
 
 def test_a_broken_device_step_with_guesses_ends_its_requests_and_nothing_else(drafting: Client) -> None:
     """A glitch of the device, faked: the hidden states of one step are NaN."""
-    decoder = drafting.engine._runner._decoder
+    decoder = drafting.engine._runner._steps.decoder
     stream = drafting.send(question(), replace(greedy(60), ignore_eos=True))
     for _ in range(5):
         stream.next()

@@ -14,6 +14,7 @@ from glm5_runtime.engine.errors import EngineDead
 from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.engine.runner import Runner
 from glm5_runtime.engine.scheduler import Scheduler
+from glm5_runtime.engine.steps import Steps
 from glm5_runtime.model.cache import KVCache
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
@@ -38,7 +39,7 @@ class Bench:
         self.decoder: Decoder = load_decoder(config, tiny_dir, operators("cpu"), CPU, torch.float32)
         cache = KVCache.allocate(config, 256, 16, CPU, torch.float32)
         scheduler = Scheduler(PagePool(256), 16, max_sequences=4, max_batched_tokens=512)
-        self.engine = Engine(config, EngineConfig(max_sequences=4), Runner(self.decoder, cache, CPU), scheduler)
+        self.engine = Engine(config, EngineConfig(max_sequences=4), Runner(Steps(self.decoder, cache, CPU)), scheduler)
         self.client = Client(self.engine)
 
     def fail(self, error: Exception, when: Callable[[torch.Tensor], bool]) -> None:

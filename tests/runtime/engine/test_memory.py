@@ -69,7 +69,7 @@ def test_a_smaller_step_leaves_more_for_the_cache(tiny_dir: Path) -> None:
 def test_the_cache_is_in_memory_from_the_start(tiny_dir: Path) -> None:
     before = host_memory(Path("/")).own
     engine = load_engine(tiny_dir, EngineConfig(cache_tokens=1 << 17))
-    size = sum(tensor.nbytes for tensor in _tensors(engine._runner._cache))
+    size = sum(tensor.nbytes for tensor in _tensors(engine._runner._steps.cache))
     assert size > 100_000_000
     assert host_memory(Path("/")).own - before > 0.9 * size
 
@@ -87,7 +87,7 @@ def _tensors(cache: object) -> list[torch.Tensor]:
 def test_serving_allocates_no_cache_and_keeps_no_memory(tiny_dir: Path) -> None:
     """Temporaries come and go in every step; what this shows is that none of them stay, over some hundred steps of mixed work."""
     engine = load_engine(tiny_dir, EngineConfig(max_sequences=8, max_batched_tokens=256, cache_tokens=8192))
-    addresses = [tensor.data_ptr() for tensor in _tensors(engine._runner._cache)]
+    addresses = [tensor.data_ptr() for tensor in _tensors(engine._runner._steps.cache)]
     engine.start()
     client = Client(engine)
     prompt = encode("The river was wide and slow. " * 30)
@@ -105,4 +105,4 @@ def test_serving_allocates_no_cache_and_keeps_no_memory(tiny_dir: Path) -> None:
     engine.stop()
 
     assert grown < 4_000_000
-    assert [tensor.data_ptr() for tensor in _tensors(engine._runner._cache)] == addresses
+    assert [tensor.data_ptr() for tensor in _tensors(engine._runner._steps.cache)] == addresses

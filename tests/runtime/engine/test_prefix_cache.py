@@ -67,7 +67,7 @@ def test_requests_of_another_salt_find_nothing(fresh: Client) -> None:
 
 def test_what_a_broken_request_computed_is_not_handed_on(fresh: Client) -> None:
     """A glitch of the device, faked: one step's hidden states are NaN, and so are the rows it writes."""
-    decoder = fresh.engine._runner._decoder
+    decoder = fresh.engine._runner._steps.decoder
     glitch = decoder.embed_tokens.register_forward_hook(lambda _module, _arguments, output: torch.full_like(output, torch.nan))
     last = fresh.send(LONG, greedy(5)).last()
     glitch.remove()

@@ -114,7 +114,7 @@ async def test_lasting_memory_shortage_is_confirmed_by_a_probe_and_a_token_bring
 async def test_a_model_without_finite_numbers_is_never_ready_and_health_says_what_to_check() -> None:
     broken = serving.tiny_engine(start=False)
     with torch.inference_mode():
-        broken._runner._decoder.embed_tokens.weight[0] = torch.nan
+        broken._runner._steps.decoder.embed_tokens.weight[0] = torch.nan
     broken.start()
     async with serving.on_a_socket(serving.make_service(broken, patience=QUICK)) as client:
         seen = [(await client.get("/health/ready")).status_code for _ in range(20)]
