@@ -30,6 +30,7 @@ API_KEY = "GLM5_API_KEY"
 DEVICE = "GLM5_DEVICE"
 MAX_MEM = "ASCEND_MAX_MEM"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}"
 _VERSIONS = ("5", "5.1", "5.2", "5.3")
 _TEMPLATES = ("auto", *_VERSIONS)
 
@@ -78,6 +79,14 @@ def _bytes(value: object) -> object:
     return size
 
 
+def _named_folder(value: object) -> object:
+    """`support=/adapters/support` → name and folder."""
+    name, equals, path = value.partition("=") if isinstance(value, str) else ("", "", "")
+    if not equals or not path or not re.fullmatch(MODEL_NAME, name):
+        raise ValueError("must be a name and a folder, such as support=/adapters/support")
+    return name, Path(path)
+
+
 def _tiers(value: object) -> object:
     return parse_tiers(value) if isinstance(value, str) else value
 
@@ -88,7 +97,7 @@ class ServeArguments(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Path
-    served_model_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")
+    served_model_name: str = Field(pattern=f"^{MODEL_NAME}$")
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(8000, ge=1, le=65535)
     device: Literal["auto", "cpu", "npu", "cuda"] = "auto"
@@ -108,6 +117,11 @@ class ServeArguments(BaseModel):
     prefix_cache: Literal["on", "off"] = "on"
     speculative_tokens: int = Field(0, ge=0, le=MAX_DRAFTS)
     speculative_method: Literal["auto", "mtp", "ngram"] = "auto"
+    enable_lora: bool = False
+    max_loras: int = Field(8, ge=1, le=256)
+    max_lora_rank: int = Field(16, ge=1, le=1024)
+    lora_modules: tuple[Annotated[tuple[str, Path], BeforeValidator(_named_folder)], ...] | None = None
+    lora_dir: Path | None = None
     seed: int = Field(0, ge=0, le=2**63 - 1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     audit_log: str | None = Field(None, min_length=1)
@@ -133,7 +147,22 @@ def check_arguments(given: Mapping[str, Any]) -> ServeArguments:
     if arguments.max_batched_tokens < least:
         of = " times (1 + --speculative-tokens)" if arguments.speculative_tokens else ""
         raise ArgumentFaults([f"--max-batched-tokens: {arguments.max_batched_tokens} is less than --max-sequences{of} {least}"])
+    if unfit := _adapter_faults(arguments):
+        raise ArgumentFaults(unfit)
     return arguments
+
+
+def _adapter_faults(arguments: ServeArguments) -> list[str]:
+    if not arguments.enable_lora:
+        given = {"--lora-modules": arguments.lora_modules, "--lora-dir": arguments.lora_dir}
+        return [f"{flag}: needs --enable-lora" for flag, value in given.items() if value]
+    names = [name for name, _ in arguments.lora_modules or ()]
+    faults = [f"--lora-modules: {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    if arguments.served_model_name in names:
+        faults.append(f"--lora-modules: {arguments.served_model_name} is the name of the model itself")
+    if len(names) > arguments.max_loras:
+        faults.append(f"--lora-modules: {len(names)} adapters are more than --max-loras {arguments.max_loras}")
+    return faults
 
 
 def parse_serve(argv: Sequence[str]) -> ServeArguments:
@@ -209,6 +238,17 @@ Hooks = Annotated[
     typer.Option(
         metavar="COMMAND|URL", help="Gets one JSON object for each request that was computed; may be given several times. [default: none]"
     ),
+]
+EnableLora = Annotated[bool, typer.Option("--enable-lora", help="Serve LoRA adapters beside the model.")]
+MaxLoras = Annotated[Text, typer.Option(metavar="N", help="Adapters that may be loaded at the same time. [default: 8]")]
+MaxLoraRank = Annotated[Text, typer.Option(metavar="N", help="Largest rank of an adapter. [default: 16]")]
+LoraModules = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=DIR", help="An adapter to load at start; may be given several times. [default: none]"),
+]
+LoraDir = Annotated[
+    Text,
+    typer.Option(metavar="DIR", help="Folder within which /v1/load_lora_adapter may load adapters; without it none. [default: none]"),
 ]
 Device = Annotated[
     Text,
@@ -299,6 +339,11 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     prefix_cache: Annotated[
         Text, typer.Option(metavar="on|off", help="Compute the beginning that prompts have in common once. [default: on]")
     ] = None,
+    enable_lora: EnableLora = False,
+    max_loras: MaxLoras = None,
+    max_lora_rank: MaxLoraRank = None,
+    lora_modules: LoraModules = None,
+    lora_dir: LoraDir = None,
     seed: Annotated[Text, typer.Option(metavar="N", help="Seed for requests that bring none. [default: 0]")] = None,
     log_level: Annotated[
         Text, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log. [default: info]")
@@ -329,6 +374,9 @@ def _checked(given: Mapping[str, Any]) -> tuple[ServeArguments, str | None]:
     try:
         arguments = check_arguments(given)
         faults += check_files(arguments.model, arguments.chat_template, arguments.max_model_len, arguments.context_tiers or ())
+        folders = [("lora-modules", path) for _, path in arguments.lora_modules or ()]
+        folders += [("lora-dir", arguments.lora_dir)] if arguments.lora_dir is not None else []
+        faults += [f"--{flag}: {path} is not a folder" for flag, path in folders if not path.is_dir()]
     except ArgumentFaults as found:
         faults += found.faults
         if given["model"] is not None:
@@ -361,6 +409,7 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         api_key=key,
         audit_log=arguments.audit_log,
         post_inference_hooks=arguments.post_inference_hook or (),
+        lora_dir=arguments.lora_dir,
     )
     engine = EngineConfig(
         device=choice.device,
@@ -376,6 +425,10 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         prefix_cache=arguments.prefix_cache == "on",
         speculative_tokens=arguments.speculative_tokens,
         speculative_method=arguments.speculative_method,
+        max_loras=arguments.max_loras if arguments.enable_lora else 0,
+        max_lora_rank=arguments.max_lora_rank,
+        lora_modules=arguments.lora_modules or (),
+        served_model_name=arguments.served_model_name,
         seed=arguments.seed,
     )
     return process.serve(settings, engine)

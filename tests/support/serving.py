@@ -68,14 +68,20 @@ def tiny_engine(*, start: bool = True, **settings: object) -> Engine:
 
 
 def make_service(
-    engine: EnginePort, *, api_key: str | None = None, patience: Patience | None = None, max_request_bytes: int = 1_000_000
+    engine: EnginePort,
+    *,
+    api_key: str | None = None,
+    patience: Patience | None = None,
+    max_request_bytes: int = 1_000_000,
+    lora_dir: Path | None = None,
 ) -> Service:
     """A service with its model loaded."""
-    settings = ServerSettings(MODEL, TINY, max_request_bytes=max_request_bytes, api_key=api_key, patience=patience or Patience())
+    settings = ServerSettings(MODEL, TINY, max_request_bytes=max_request_bytes, api_key=api_key, patience=patience or Patience(), lora_dir=lora_dir)
     service = Service(settings)
     tiers = engine.tiers if isinstance(engine, Engine) else {}
     limits = Limits(CONTEXT, vocab_size=2048, max_choices=12, tiers=tiers, eos_token_ids=frozenset({0, 7, 9}))
-    service.attach(Loaded(engine, TextTokenizer.from_dir(TINY), built_in("5"), limits, SamplingDefaults()))
+    adapters = getattr(engine, "adapters", None)
+    service.attach(Loaded(engine, TextTokenizer.from_dir(TINY), built_in("5"), limits, SamplingDefaults(), adapters))
     return service
 
 

@@ -92,6 +92,8 @@ class AdapterStore:
                     )
                 adapter = LoadedAdapter(name, path, file.sha256, file.rank, next(self._numbers), time.time())
                 stacks = stack(self._model.stacks, {adapter.number: file.pairs}, set(self._held))
+            except OSError as error:
+                raise AdapterError(f"{str(path)[-100:]}: not readable ({error.strerror})") from error
             except RuntimeError as error:  # torch's word for no memory
                 raise AdapterError(f"{path}: could not be taken up: {error}; unload another one or raise --memory-reserve") from error
             self._model.stacks = stacks

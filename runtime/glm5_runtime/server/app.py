@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from glm5_runtime.server import anthropic, openapi
+from glm5_runtime.server import adapters, anthropic, openapi
 from glm5_runtime.server.account import Account
 from glm5_runtime.server.body import discard
 from glm5_runtime.server.chat import chat
@@ -50,6 +50,8 @@ def build_app(service: Service) -> Starlette:
             Route("/detokenize", detokenize, methods=["POST"]),
             Route(_ANTHROPIC, anthropic.messages, methods=["POST"]),
             Route(f"{_ANTHROPIC}/count_tokens", anthropic.count_tokens, methods=["POST"]),
+            Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
             Route("/v1/models", _models),
             Route("/v1/models/{model:path}", _model),
             Route("/version", _version),
@@ -164,14 +166,17 @@ async def _unexpected(request: Request, _: Exception) -> Response:
 
 
 async def _models(request: Request) -> Response:
-    return JsonReply({"object": "list", "data": [_card(request.app.state.service)]})
+    service: Service = request.app.state.service
+    return JsonReply({"object": "list", "data": [_card(service), *adapters.cards(service)]})
 
 
 async def _model(request: Request) -> Response:
     service: Service = request.app.state.service
-    if request.path_params["model"] != service.settings.model_name:
-        raise ApiError(404, f"this server has only the model {service.settings.model_name!r}", param="model", code="model_not_found")
-    return JsonReply(_card(service))
+    name = request.path_params["model"]
+    card = next((card for card in (_card(service), *adapters.cards(service)) if card["id"] == name), None)
+    if card is None:
+        raise service.no_such_model(name)
+    return JsonReply(card)
 
 
 def _card(service: Service) -> dict[str, object]:

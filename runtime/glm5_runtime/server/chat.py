@@ -190,7 +190,7 @@ class _ChatRun:
     def __init__(self, service: Service, body: ChatRequest, plan: _Plan, account: Account) -> None:
         self.id = public_id("chatcmpl", body.request_id)
         self._service, self._body, self._plan = service, body, plan
-        self._generation = service.generation(self.id, account)
+        self._generation = service.generation(self.id, account, body.model)
         self._parsers = [ChatParser(thinking=plan.thinking, tools=plan.tools, several_calls=body.parallel_tool_calls) for _ in plan.choices]
         self._reasoning_tokens = 0
         self._created = int(time.time())
@@ -287,4 +287,4 @@ class _ChatRun:
         return usage(self._plan.prompt_tokens, self._generation.completion_tokens, cached, self._reasoning_tokens)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self._created, "model": self._service.settings.model_name}
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._generation.model}

@@ -154,7 +154,7 @@ class _CompletionRun:
             )
         ]
         self._logprobs = [CompletionLogprobs(service.model.tokenizer, _hidden(service.model, body)) for _ in self._planned]
-        self._generation = service.generation(self.id, account)
+        self._generation = service.generation(self.id, account, body.model)
         self._created = int(time.time())
 
     def close(self) -> None:
@@ -224,4 +224,4 @@ class _CompletionRun:
         return usage(prompt_tokens, self._generation.completion_tokens, self._generation.cached_tokens(self._body.n))
 
     def _envelope(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "text_completion", "created": self._created, "model": self._service.settings.model_name}
+        return {"id": self.id, "object": "text_completion", "created": self._created, "model": self._generation.model}

@@ -37,8 +37,8 @@ REFUSED = REFUSED_ALWAYS | {
     "watermark": "answers are not marked",
     "typical_p": "use top_p or min_p",
     "truncate": "a prompt is never cut silently; send one that fits",
-    "adapter_id": "there are no adapters in this version",
-    "lora_path": "there are no adapters in this version",
+    "adapter_id": "send the name of a loaded adapter as model",
+    "lora_path": "send the name of a loaded adapter as model",
     "batch_size": "send one request for each prompt",
     "timeout": "close the connection to stop a request",
 }

@@ -63,9 +63,11 @@ class Planned:
 class Generation:
     """All choices of one HTTP request, running side by side."""
 
-    def __init__(self, request_id: str, engine: EnginePort, metrics: Metrics, saw: Callable[[Output], None], account: Account) -> None:
+    def __init__(
+        self, request_id: str, engine: EnginePort, metrics: Metrics, saw: Callable[[Output], None], account: Account, *, adapter: str = ""
+    ) -> None:
         self.id = request_id
-        self._account = account
+        self._account, self._adapter = account, adapter
         self.choices: list[Choice] = []
         self._engine = engine
         self._metrics = metrics
@@ -74,6 +76,11 @@ class Generation:
         self._open: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._timers: list[_Timer] = []
+
+    @property
+    def model(self) -> str:
+        """What it runs on, the name for replies."""
+        return self._account.model
 
     @property
     def completion_tokens(self) -> int:
@@ -96,6 +103,7 @@ class Generation:
                 priority=plan.priority,
                 client=f"user {plan.user}" if plan.user else self._account.client,
                 tier=plan.tier,
+                adapter=self._adapter,
             )
             for index, plan in enumerate(planned)
         ]

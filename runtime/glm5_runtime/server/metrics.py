@@ -6,6 +6,7 @@ first event hides that event from rate(). Token totals and gauges are the engine
 
 from __future__ import annotations
 
+import time
 from importlib.metadata import version
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -157,6 +158,7 @@ class _EngineCollector(Collector):
         yield self._waiting_by_reason(stats)
         yield self._step_tokens(stats)
         yield self._operator_fallbacks()
+        yield self._adapters(stats)
 
     def _waiting_by_reason(self, stats: EngineStats | None) -> Metric:
         """All who wait here wait for a place or for pages; nothing is put off for another reason."""
@@ -178,6 +180,14 @@ class _EngineCollector(Collector):
         for operator, count in fallbacks.items():
             counter.add_metric((*self._values, operator), float(count))
         return counter
+
+    def _adapters(self, stats: EngineStats | None) -> Metric:
+        """As vLLM has it: names as labels, the time as value, and nothing where there are no adapters."""
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        gauge = GaugeMetricFamily("vllm:lora_requests_info", "Adapters with requests, at this Unix time.", labels=labels)
+        if stats is not None and stats.max_adapters:
+            gauge.add_metric((str(stats.max_adapters), ",".join(stats.waiting_adapters), ",".join(stats.running_adapters)), time.time())
+        return gauge
 
     def _step_tokens(self, stats: EngineStats | None) -> Metric:
         counts = accumulate(stats.step_tokens if stats else (0,) * (len(STEP_TOKENS) + 1))

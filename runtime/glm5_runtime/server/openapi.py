@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from glm5_runtime.server.adapters import LoadAdapter, UnloadAdapter
 from glm5_runtime.server.messages import ROLES
 from glm5_runtime.server.protocol import (
     MAX_STOPS,
@@ -21,7 +22,7 @@ from glm5_runtime.server.protocol import (
 )
 
 Schema = dict[str, Any]
-_MODELS = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest)
+_MODELS = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest, LoadAdapter, UnloadAdapter)
 _TEXT: Schema = {"type": "string"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT: Schema = {"anyOf": [_TEXT, _IDS]}
@@ -146,6 +147,7 @@ _MESSAGES_ERROR: Schema = {
 }
 _VERDICT: Schema = {"type": "object", "required": ["status"], "properties": {"status": _TEXT, "reason": _TEXT, "message": _TEXT}}
 _STREAM: Schema = {"text/event-stream": {}}
+_PLAIN: Schema = {"text/plain": {}}
 
 
 def document() -> Schema:
@@ -183,6 +185,8 @@ def _posts() -> Schema:
         "/generate_stream": _post("The same, always as a stream.", _dialects(), {"type": "object"}, generated),
         "/v1/messages": _post("Answer a conversation, in Anthropic's words.", _ref("MessagesRequest"), said, _STREAM, "MessagesError"),
         "/v1/messages/count_tokens": _post("Count its tokens.", _ref("MessagesRequest"), counted, {}, "MessagesError"),
+        "/v1/load_lora_adapter": _post("Check an adapter and serve it.", _ref("LoadAdapter"), {}, _PLAIN),
+        "/v1/unload_lora_adapter": _post("Take an adapter's name away.", _ref("UnloadAdapter"), {}, _PLAIN),
         "/tokenize": _post("Text to ids.", {"anyOf": [_ref("TokenizeRequest"), _ref("ChatRequest")]}, tokenized, {}),
         "/detokenize": _post("Ids to text.", _ref("DetokenizeRequest"), detokenized, {}),
     }

@@ -220,7 +220,7 @@ def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[
         eos_token_ids=engine.model_config.eos_token_ids,
         tiers=engine.tiers,
     )
-    return Loaded(engine, tokenizer, template, limits, defaults), engine
+    return Loaded(engine, tokenizer, template, limits, defaults, engine.adapters), engine
 
 
 async def _in_thread(work: Callable[[], T], name: str) -> T:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from glm5_runtime.engine.adapters import AdapterStore
     from glm5_runtime.server.account import Account, Listener
     from glm5_runtime.server.generation import EnginePort
     from glm5_runtime.server.params import Limits, SamplingDefaults
@@ -59,6 +60,7 @@ class ServerSettings:
     post_inference_hooks: tuple[str, ...] = ()  # commands and URLs
     api_key: str | None = None  # from the environment only: a flag would show in `ps`
     patience: Patience = field(default_factory=Patience)
+    lora_dir: Path | None = None  # the folder within which adapters may be loaded at run time
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Loaded:
     template: ChatTemplate
     limits: Limits
     defaults: SamplingDefaults
+    adapters: AdapterStore | None = None
 
 
 class Service:
@@ -105,10 +108,18 @@ class Service:
         assert self.loaded is not None
         return self.loaded
 
-    def generation(self, public_id: str, account: Account) -> Generation:
-        """A run of engine requests. Its engine ids are unique even when clients repeat theirs."""
-        account.request_id = public_id
-        return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw, account)
+    def generation(self, public_id: str, account: Account, model: str | None) -> Generation:
+        """A run of engine requests on the model or the adapter of this name. Its engine ids are unique even when clients repeat theirs."""
+        account.request_id, account.model = public_id, model or self.settings.model_name
+        adapter = "" if account.model == self.settings.model_name else account.model
+        return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw, account, adapter=adapter)
+
+    def no_such_model(self, name: str) -> ApiError:
+        """404, with the names that there are."""
+        store = self.model.adapters
+        names = [self.settings.model_name, *(adapter.name for adapter in (store.loaded if store is not None else ()))]
+        shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", …" if len(names) > _SHOWN_NAMES else "")
+        return ApiError(404, f"the model {name[:80]!r} does not exist; this server has {shown}", param="model", code="model_not_found")
 
     async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
         """What `understand` makes of the JSON body of a request, or ClientGone. A large one is parsed and understood in a thread."""
@@ -136,8 +147,9 @@ class Service:
         except ValidationError as error:
             raise from_validation(error) from None
         if body.model is not None and body.model != self.settings.model_name:
-            message = f"the model {body.model[:80]!r} does not exist; this server has {self.settings.model_name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            store = self.model.adapters
+            if store is None or not store.has(body.model):
+                raise self.no_such_model(body.model)
         if isinstance(body, SamplingFields) and body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
         if body.model_extra:

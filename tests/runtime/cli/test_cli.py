@@ -32,6 +32,8 @@ EVERY_FLAG = [
         "info",
     ),
     *("--memory-fraction", "0.8", "--memory-reserve", "2Gi", "--memory-limit", "28G", "--context-tiers", "4k:0.5,16k"),
+    *("--enable-lora", "--max-loras", "4", "--max-lora-rank", "32", "--lora-dir", "/adapters"),
+    *("--lora-modules", "support=/adapters/support", "--lora-modules", "law=/adapters/law"),
     *("--audit-log", "-", "--post-inference-hook", "cat -n", "--post-inference-hook", "https://hooks.example/glm"),
 ]
 
@@ -65,6 +67,11 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "prefix_cache": "off",
         "speculative_tokens": 2,
         "speculative_method": "mtp",
+        "enable_lora": True,
+        "max_loras": 4,
+        "max_lora_rank": 32,
+        "lora_modules": (("support", Path("/adapters/support")), ("law", Path("/adapters/law"))),
+        "lora_dir": Path("/adapters"),
         "seed": 7,
         "log_level": "info",
         "audit_log": "-",
@@ -190,6 +197,28 @@ def test_what_can_be_known_before_the_start_is_said_before_the_start(flags: list
     assert code == 2
     assert said in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--lora-dir", "/adapters"], "--lora-dir: needs --enable-lora"),
+        (["--lora-modules", "a=/a"], "--lora-modules: needs --enable-lora"),
+        (["--enable-lora", "--lora-modules", "/a"], "--lora-modules: must be a name and a folder, such as support=/adapters/support"),
+        (["--enable-lora", "--lora-modules", "../x=/a"], "--lora-modules: must be a name and a folder, such as support=/adapters/support"),
+        (["--enable-lora", "--lora-modules", "a=/a", "--lora-modules", "a=/b"], "--lora-modules: a is there twice"),
+        (["--enable-lora", "--lora-modules", "glm=/a"], "--lora-modules: glm is the name of the model itself"),
+        (
+            ["--enable-lora", "--max-loras", "1", "--lora-modules", "a=/a", "--lora-modules", "b=/b"],
+            "--lora-modules: 2 adapters are more than --max-loras 1",
+        ),
+    ],
+)
+def test_flags_of_adapters_that_do_not_fit_together_are_refused(flags: list[str], fault: str) -> None:
+    with pytest.raises(ArgumentFaults) as refused:
+        parse_serve(["serve", "--model", "/models/glm", *flags])
+
+    assert refused.value.faults == (fault,)
 
 
 def test_the_device_comes_from_the_environment_unless_the_flag_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

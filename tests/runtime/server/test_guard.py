@@ -118,7 +118,6 @@ OF_VLLM = {
 }
 NOT_YET = {
     "engine_sleep_state": "there is no sleep mode",
-    "lora_requests_info": "there are no adapters",
 }
 
 

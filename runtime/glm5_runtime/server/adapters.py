@@ -1,0 +1,112 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, and the adapters' cards in /v1/models.
+
+A request names a loaded adapter as its model. Only folders within --lora-dir are loaded; the engine's store checks what is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+from starlette.responses import PlainTextResponse
+
+from glm5_runtime.server.errors import ApiError, bad_request
+from glm5_runtime.server.protocol import RequestBody, Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from glm5_runtime.engine.adapters import AdapterStore
+    from glm5_runtime.server.service import Service
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
+Name = Annotated[str, Field(strict=True, pattern=NAME)]
+_REFUSED = {"load_inplace": "unload the adapter first; requests under way finish on the old one"}
+
+
+class LoadAdapter(RequestBody):
+    """Body of /v1/load_lora_adapter. `lora_path` is absolute or within --lora-dir; `sha256` is what adapter_model.safetensors must have."""
+
+    lora_name: Name
+    lora_path: Annotated[Text, Field(min_length=1, max_length=1024)]
+    sha256: Annotated[str, Field(strict=True, pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+
+
+class UnloadAdapter(RequestBody):
+    """Body of /v1/unload_lora_adapter."""
+
+    lora_name: Name
+
+
+async def load(request: Request) -> Response:
+    """Check an adapter and serve it under its name."""
+    service: Service = request.app.state.service
+    body = await service.read(request, lambda raw: service.validate(raw, LoadAdapter, _REFUSED))
+    store = _store(service)
+    if body.lora_name == service.settings.model_name:
+        raise bad_request(f"lora_name is {body.lora_name!r}, the name of the model itself", "lora_name")
+    root = service.settings.lora_dir
+    if root is None:
+        raise ApiError(403, "adapters can't be loaded at run time: start the server with --lora-dir", param="lora_path", code="forbidden")
+    from glm5_runtime.model.adapter_files import AdapterError  # noqa: PLC0415 - brings torch, which is loaded by now
+
+    try:
+        adapter = await asyncio.to_thread(lambda: store.load(body.lora_name, _within(root, body.lora_path), body.sha256))
+    except AdapterError as error:
+        raise bad_request(str(error).replace(f"{root.resolve()}/", ""), "lora_path") from error
+    return PlainTextResponse(f"Success: LoRA adapter {adapter.name!r} added successfully.\nsha256: {adapter.sha256}\n")
+
+
+def _within(root: Path, asked: str) -> Path:
+    """The folder that is asked for; raises ApiError for one outside of `root`, whatever links lead there."""
+    try:
+        root = root.resolve()
+        folder = (root / asked).resolve()
+    except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, links in a circle
+        folder = root
+    if folder == root or not folder.is_relative_to(root):
+        raise bad_request("lora_path must name a folder within the one that the server was given by --lora-dir", "lora_path")
+    return folder
+
+
+async def unload(request: Request) -> Response:
+    """Take an adapter's name away; requests that run on it finish."""
+    service: Service = request.app.state.service
+    body = await service.read(request, lambda raw: service.validate(raw, UnloadAdapter, {}))
+    store = _store(service)
+    from glm5_runtime.engine.adapters import UnknownAdapter  # noqa: PLC0415 - brings torch, which is loaded by now
+
+    try:
+        await asyncio.to_thread(store.unload, body.lora_name)
+    except UnknownAdapter:
+        raise ApiError(404, f"the adapter {body.lora_name!r} is not loaded", param="lora_name", code="model_not_found") from None
+    return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.\n")
+
+
+def _store(service: Service) -> AdapterStore:
+    store = service.model.adapters
+    if store is None:
+        raise ApiError(404, "this server takes no adapters: start it with --enable-lora", code="adapters_disabled")
+    return store
+
+
+def cards(service: Service) -> list[dict[str, Any]]:
+    """The loaded adapters as /v1/models shows them."""
+    store = service.model.adapters
+    return [
+        {
+            "id": adapter.name,
+            "object": "model",
+            "created": int(adapter.loaded),
+            "owned_by": "glm5",
+            "root": str(adapter.path),
+            "parent": service.settings.model_name,
+            "max_model_len": service.model.limits.max_model_len,
+            "sha256": adapter.sha256,
+        }
+        for adapter in (store.loaded if store is not None else ())
+    ]
