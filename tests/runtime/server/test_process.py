@@ -6,6 +6,7 @@ Each test is a process of its own, whose import of torch takes three CPU seconds
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -95,7 +96,9 @@ async def served(tmp_path: Path, *flags: str, model: Path = TINY, port: int = 0,
 
 
 async def test_from_start_to_sigterm_no_request_is_lost(tmp_path: Path) -> None:
-    async with served(tmp_path, "--drain-timeout", "30s") as server:
+    audit, hooked = tmp_path / "audit", tmp_path / "hooked"
+    telling = ("--audit-log", str(audit), "--post-inference-hook", f"tee -a {hooked}")
+    async with served(tmp_path, "--drain-timeout", "30s", *telling) as server:
         await server.until("/health", 200)
         loading = await server.client.get("/health/ready")
         assert (loading.status_code, loading.json()["reason"]) == (503, "Loading")  # the port is open before the model is there
@@ -119,6 +122,11 @@ async def test_from_start_to_sigterm_no_request_is_lost(tmp_path: Path) -> None:
         log = server.log.read_text()
         assert "Traceback" not in log
         assert COUNT not in log
+    begins, *lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert (begins["event"], begins["model"]) == ("start", "glm-5")
+    assert sorted(line["status"] for line in lines) == [200, 200, 503, 503]  # answered while draining; refused while loading and draining
+    records = re.findall(r"\{.*?\}", hooked.read_text())  # two programs may write at once
+    assert sorted(json.loads(record)["completion_tokens"] for record in records)[1:] == [1000]
 
 
 async def test_requests_that_outlive_the_drain_timeout_are_told_and_the_process_ends_in_time(tmp_path: Path) -> None:
@@ -194,6 +202,12 @@ async def test_two_hundred_megabytes_are_refused_without_being_kept_and_the_key_
         assert server.rss() - before < 40_000_000
         assert (await server.client.post(CHAT, json=PING, headers=key)).status_code == 200
         assert "from-a-secret" not in server.log.read_text()
+
+
+async def test_an_audit_log_on_a_full_disk_ends_the_process_at_the_start(tmp_path: Path) -> None:
+    async with served(tmp_path, "--audit-log", "/dev/full") as server:
+        assert await server.ended() == 1
+        assert "--audit-log: /dev/full can't be written: No space left on device" in server.log.read_text()
 
 
 async def test_a_port_in_use_ends_the_process_with_code_1(tmp_path: Path) -> None:
