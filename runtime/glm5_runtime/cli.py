@@ -21,7 +21,7 @@ import typer
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from glm5_runtime import device as devices
-from glm5_runtime.config import MAX_DRAFTS, ConfigError, ContextTier, EngineConfig, ModelConfig, complete_tiers, parse_tiers
+from glm5_runtime.config import LEAST_SAMPLE, MAX_DRAFTS, ConfigError, ContextTier, EngineConfig, ModelConfig, complete_tiers, parse_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +51,20 @@ def _seconds(value: object) -> object:
     if not parts or "".join(number + unit for number, unit in parts) != value:
         raise ValueError("must be a duration such as 300s, 5m or 500ms")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _ratio(value: object) -> float | None:
+    """`off`, `on`, or a share of the tokens."""
+    named: dict[object, float | None] = {"off": None, "on": 0.25, None: None}
+    if value in named:
+        return named[value]
+    try:
+        ratio = float(str(value))
+    except ValueError:
+        ratio = 0.0
+    if not LEAST_SAMPLE <= ratio <= 1:
+        raise ValueError(f"must be off, on, or a share from {LEAST_SAMPLE} to 1: with less, what the prompt said is no longer found")
+    return ratio
 
 
 def _hook(value: str) -> str:
@@ -102,6 +116,8 @@ class ServeArguments(BaseModel):
     port: int = Field(8000, ge=1, le=65535)
     device: Literal["auto", "cpu", "npu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8", "int4"] = "auto"
+    sparse_kv: Annotated[float | None, BeforeValidator(_ratio)] = None
     max_model_len: int | None = Field(None, ge=1)
     max_sequences: int = Field(16, ge=1, le=4096)
     max_batched_tokens: int = Field(2048, ge=1)
@@ -230,6 +246,20 @@ def _root(
 
 
 Text = str | None  # every option arrives as text: pydantic checks all of them together and names each fault
+CacheType = Annotated[
+    Text,
+    typer.Option(
+        metavar="auto|bfloat16|float16|float32|int8|int4",
+        help="Type of the cache; auto: --dtype. int8 and int4 hold about twice and three times as much as bfloat16. [default: auto]",
+    ),
+]
+SparseKV = Annotated[
+    Text,
+    typer.Option(
+        metavar="off|on|RATIO",
+        help="Beyond 8192 tokens look at the last 4096 and a sample of the others; on is 0.25. Less is found. [default: off]",
+    ),
+]
 AuditLog = Annotated[
     Text, typer.Option(metavar="PATH|-", help="One JSON line a request, without content, to a file or standard output. [default: none]")
 ]
@@ -304,6 +334,8 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
             help="Type of weights and cache; auto: the checkpoint's, float32 on CPU. [default: auto]",
         ),
     ] = None,
+    kv_cache_dtype: CacheType = None,
+    sparse_kv: SparseKV = None,
     max_model_len: Annotated[
         Text, typer.Option(metavar="N", help="Longest prompt plus answer, tokens. [default: the checkpoint's]")
     ] = None,
@@ -414,6 +446,8 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
     engine = EngineConfig(
         device=choice.device,
         dtype=arguments.dtype,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        sparse_kv=arguments.sparse_kv,
         max_model_len=arguments.max_model_len,
         max_sequences=arguments.max_sequences,
         max_batched_tokens=arguments.max_batched_tokens,
@@ -447,6 +481,31 @@ def doctor(
     report = examination.examine(os.environ)
     typer.echo(json.dumps(report, indent=2) if output == "json" else examination.as_table(report))
     raise typer.Exit(report["exit_code"])
+
+
+@app.command()
+def quantize(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="Checkpoint in bf16, fp16 or fp32.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder to make; it must not exist.")],
+    scheme: Annotated[
+        Literal["w8a8", "w4a8"], typer.Option(help="All linear layers in int8, or routed experts in 4 bits and the rest in int8.")
+    ] = "w8a8",
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Tensors that stay as they are, such as 'model.layers.0.*'; several times.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to measure on how far the result is from the model in fp32; both must fit in memory."),
+    ] = None,
+) -> None:
+    """Make a W8A8 or W4A8 checkpoint in ModelSlim's layout by rounding, without calibration data.
+
+    Works file by file, so any model fits in memory. A run that is interrupted leaves no output.
+    """
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    from glm5_runtime.tools import command  # keeps `--help` instant
+
+    raise typer.Exit(command.quantize(model, output, scheme, keep or [], check))
 
 
 def main() -> None:

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 ARCHITECTURE = "glm_moe_dsa"
 MAX_RANKS = 64
 """Cards of the largest machine, with room; ranks are processes on one machine."""
+LEAST_SAMPLE = 0.2
+"""Smallest share of old tokens that `sparse_kv` may keep: with less, recall collapses."""
 MAX_DRAFTS = 16
 """More are hardly ever right to the end."""
 LFS_MAGIC = b"version https://git-lfs"
-_NATIVE_ONLY = "the native engine reads bf16, fp16 or fp32 weights; use such a checkpoint or `engine: {name: vllm}`"
+_NATIVE_ONLY = (
+    "the native engine reads bf16, fp16 and fp32 weights, and W8A8 and W4A8 ones in ModelSlim's layout (quant_model_description.json);"
+    " use such a checkpoint or `engine: {name: vllm}`"
+)
 
 _WRITTEN_AS = {"eos_token_ids": "eos_token_id", "rope_theta": "rope_parameters.rope_theta"}
 """Derived fields and where a file has them."""
@@ -189,8 +194,10 @@ def _unsupported(raw: dict[str, Any]) -> list[str]:
         for key, value in expected.items()
         if raw.get(key, value) != value
     ]
-    if raw.get("quantization_config") is not None:
-        faults.append(f"quantization_config: quantised weights; {_NATIVE_ONLY}")
+    quantisation = raw.get("quantization_config")
+    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
+    if quantisation is not None and method != "ascend":
+        faults.append(f"quantization_config: weights quantised by {str(method)[:40]!r}; {_NATIVE_ONLY}")
     return faults
 
 
@@ -352,6 +359,16 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
         description="Type of weights and cache. auto: the checkpoint's own on an accelerator, float32 on a CPU, where bf16 is slow.",
+    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8", "int4"] = Field(
+        "auto",
+        description="Type of the cache. auto: dtype. int8 and int4: rows with scales of their own; index keys have 8 bits in both.",
+    )
+    sparse_kv: float | None = Field(
+        None,
+        ge=LEAST_SAMPLE,
+        le=1,
+        description="Beyond 8192 tokens of context, only the last 4096 and this share of the others are looked at. Default: all.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus answer, tokens. Default: the checkpoint's limit. Lower it to save cache."

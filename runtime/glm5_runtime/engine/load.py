@@ -22,6 +22,7 @@ from glm5_runtime.model.cache import KVCache, bytes_per_token
 from glm5_runtime.model.parallel import ALONE, Ranks
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
+from glm5_runtime.ops.thinned import SparseKV, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from glm5_runtime.engine.draft import Drafter
     from glm5_runtime.engine.steps import StepRunner
     from glm5_runtime.engine.team import Member, RankSpec
+    from glm5_runtime.ops.interface import OperatorSet
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +82,14 @@ def load_steps(
         ranks, idle = Ranks(rank, config.tensor_parallel_size, config.data_parallel_size, config.enable_expert_parallel), IDLE_PAGES
         ranks.join()
     dtype = _dtype(config, model_config, device)
-    decoder = load_decoder(model_config, model_dir, operators(device.type), device, dtype, ranks=ranks)
+    decoder = load_decoder(model_config, model_dir, _operators(config, device), device, dtype, ranks=ranks)
     adapters = adapter_store(decoder, model_dir, config, device, dtype)
-    tokens = agree(_cache_tokens(config, model_config, device, dtype))
+    cache_dtype = dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+    tokens = agree(_cache_tokens(config, model_config, device, cache_dtype))
     pages = -(-tokens // config.page_size)
-    cache = KVCache.allocate(model_config, pages + idle, config.page_size, device, dtype)
+    cache = KVCache.allocate(model_config, pages + idle, config.page_size, device, cache_dtype)
     _touch(cache)
-    log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, dtype) / 1e6)
+    log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, cache_dtype) / 1e6)
     return Steps(decoder, cache, device, adapters)
 
 
@@ -144,6 +147,11 @@ def torch_device(name: str) -> torch.device:
         return torch.device(name)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator if accelerator is not None else torch.device("cpu")
+
+
+def _operators(config: EngineConfig, device: torch.device) -> OperatorSet:
+    ops = operators(device.type)
+    return ops if config.sparse_kv is None else thinned(ops, SparseKV(config.sparse_kv))
 
 
 def _dtype(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 DESCRIPTION = "quant_model_description.json"
 FLOAT, W8A8, W4A8 = "FLOAT", "W8A8_DYNAMIC", "W4A8_DYNAMIC"
-ABSORBED = "kv_b_proj.weight"
-"""Attention takes this matrix apart (`Attention.absorb`), so it is a plain one again once loaded."""
+_PLAIN = ("kv_b_proj", "weights_proj")
+"""Floats once loaded, however they are stored: attention takes the one apart (`Attention.absorb`), the other decides what is chosen."""
 SIDE_TENSORS = (".weight_offset", ".scale_bias")
 """Beside quantised weights and not needed: offsets are zero, a scale bias follows from weight and scale."""
 _CACHE_KINDS = frozenset({"C8", "FAQuant"})
@@ -109,13 +109,13 @@ def swap(decoder: nn.Module, stored: Mapping[str, set[str]], ops: OperatorSet) -
     for path, module in list(decoder.named_modules()):
         prefix = f"{path}." if path else ""
         kinds = set[str]().union(*(stored.get(prefix + name, set()) for name, _ in module.named_parameters(recurse=False)))
-        if not kinds - {FLOAT}:
+        if not kinds - {FLOAT} or path.endswith(_PLAIN):
             continue
         if FLOAT in kinds:
             log.warning("%s: some of its tensors are quantised and some are not: all are loaded as floats", path)
         elif isinstance(module, Experts):
             decoder.set_submodule(path, QuantExperts(module, packed=kinds == {W4A8}))
-        elif type(module) is Linear and not f"{path}.weight".endswith(ABSORBED) and module.weight.dtype != torch.float32:
+        elif type(module) is Linear:
             decoder.set_submodule(path, QuantLinear(module, ops))
 
 

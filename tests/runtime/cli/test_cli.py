@@ -34,6 +34,7 @@ EVERY_FLAG = [
     *("--memory-fraction", "0.8", "--memory-reserve", "2Gi", "--memory-limit", "28G", "--context-tiers", "4k:0.5,16k"),
     *("--enable-lora", "--max-loras", "4", "--max-lora-rank", "32", "--lora-dir", "/adapters"),
     *("--lora-modules", "support=/adapters/support", "--lora-modules", "law=/adapters/law"),
+    *("--kv-cache-dtype", "int8", "--sparse-kv", "0.3"),
     *("--audit-log", "-", "--post-inference-hook", "cat -n", "--post-inference-hook", "https://hooks.example/glm"),
 ]
 
@@ -52,6 +53,8 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "port": 8000,
         "device": "auto",
         "dtype": "bfloat16",
+        "kv_cache_dtype": "int8",
+        "sparse_kv": 0.3,
         "max_model_len": 40960,
         "max_sequences": 16,
         "max_batched_tokens": 8192,
@@ -130,6 +133,8 @@ def test_more_context_tiers_than_there_are_places_are_refused() -> None:
         ("--seed", "-1"),
         ("--device", "gpu"),
         ("--dtype", "int8"),
+        ("--kv-cache-dtype", "int2"),
+        *(("--sparse-kv", text) for text in ("0.19", "0", "1.1", "nan", "yes", "")),
         ("--log-level", "loud"),
         ("--served-model-name", "a b"),
         ("--served-model-name", ""),
@@ -150,6 +155,11 @@ def test_a_wrong_value_is_named_by_its_flag(flag: str, value: str) -> None:
 def test_what_is_no_command_line_is_refused(argv: list[str]) -> None:
     with pytest.raises(ArgumentFaults):
         parse_serve(argv)
+
+
+@pytest.mark.parametrize(("text", "ratio"), [("off", None), ("on", 0.25), ("0.2", 0.2), ("1", 1.0)])
+def test_sparse_kv_is_off_on_or_a_share(text: str, ratio: float | None) -> None:
+    assert parse_serve(["serve", "--model", "/m", "--sparse-kv", text]).sparse_kv == ratio
 
 
 def test_fewer_batched_tokens_than_sequences_are_refused() -> None:
