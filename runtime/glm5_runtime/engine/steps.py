@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.model.mtp import DraftLayer
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "error code is 207001")  # the last is CANN's ACL_ERROR_RT_MEMORY_ALLOCATION
+
 
 class StepRunner(Protocol):
     """What the runner knows of the model: chunks in, hidden states and logits out, on the runner's device."""
@@ -166,4 +168,5 @@ class RankSteps:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """CPU and NPU raise plain RuntimeErrors for it, told apart only by their text."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower() or "can't allocate memory" in str(error)
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _OUT_OF_MEMORY)

@@ -69,8 +69,9 @@ MARK = 2000  # a token that no known prompt or answer holds
     [
         torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("NPU function error: aclrtMalloc, error code is 207001"),
     ],
-    ids=["accelerator", "cpu"],
+    ids=["accelerator", "cpu", "CANN's own code (C15)"],
 )
 def test_out_of_memory_fails_the_step_and_the_engine_goes_on(error: Exception, bench: Bench) -> None:
     bench.fail(error, lambda tokens: MARK in tokens)
