@@ -217,17 +217,35 @@ def choose(
         sparse_count=k,
         sparse_mode=3,  # a query sees its sequence up to itself
     )
-    return Selection(indices.squeeze(2), form=indices)
+    return Selection(indices.squeeze(2), _Forms(indices))
+
+
+@dataclass(slots=True)
+class _Forms:
+    """A selection as the kernel takes it, [B, Q, 1, K] int32, and as the reference does. Layers that share it share both."""
+
+    indices: Tensor | None = None
+    plain: Selection | None = None
+
+
+def _forms(selection: Selection) -> _Forms:
+    if selection.form is None:
+        selection.form = _Forms()
+    forms: _Forms = selection.form
+    return forms
 
 
 def _attend_plainly(
     latent: Tensor, rope: Tensor, cache: LayerCache, queries: Queries, selection: Selection | None, *, scale: float
 ) -> Tensor:
-    if selection is not None and selection.positions.dtype == torch.int32:
+    if selection is None:
+        return reference.attend(latent, rope, cache, queries, None, scale=scale)
+    forms = _forms(selection)
+    if forms.plain is None:
         beyond = queries.context - 1  # a row that is filled up doesn't see the last token
         positions = selection.positions.to(torch.int64)
-        selection = Selection(positions.masked_fill(positions < 0, beyond))
-    return reference.attend(latent, rope, cache, queries, selection, scale=scale)
+        forms.plain = Selection(positions.masked_fill(positions < 0, beyond))
+    return reference.attend(latent, rope, cache, queries, forms.plain, scale=scale)
 
 
 @_or(_attend_plainly)
@@ -267,12 +285,12 @@ def _indices(queries: Queries, selection: Selection | None) -> Tensor:
             kept["npu_everything"] = _valid_first(every.expand(*queries.positions.shape, -1), queries)
         everything: Tensor = kept["npu_everything"]
         return everything
-    if selection.positions.dtype != torch.int32 and selection.form is None:  # chosen by the reference, which leaves padding anywhere
+    forms = _forms(selection)
+    if forms.indices is None:  # chosen by the reference, which leaves padding anywhere
         # fp32, exact up to 16 million: integers are sorted on the device's slow processor.
         ordered = selection.positions.float().sort(dim=-1).values
-        selection.form = _valid_first(ordered.to(torch.int32), queries)
-    indices: Tensor = selection.form
-    return indices
+        forms.indices = _valid_first(ordered.to(torch.int32), queries)
+    return forms.indices
 
 
 def _valid_first(ascending: Tensor, queries: Queries) -> Tensor:

@@ -42,6 +42,7 @@ from tests.runtime.ops.parts import (
     facts,
     fallbacks,
     fill,
+    is_on_device,
     new_decoder,
     on_npu,
     queries_of,
@@ -50,6 +51,10 @@ from tests.runtime.ops.parts import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from glm5_runtime.model.decoder import Decoder
+
+ALL_KERNELS = {kernel for names in kernels.KERNELS.values() for kernel in names}
 
 checks: list[Callable[[], None]] = []
 
@@ -312,7 +317,7 @@ def the_kernels_choose_and_attend_as_the_reference_does() -> None:
 
 
 @check
-def a_model_gives_the_references_logits_in_steps_of_every_kind() -> None:
+def a_model_gives_the_references_logits_in_steps_of_every_kind_whichever_kernel_is_lacking() -> None:
     """Prompts in chunks beside decodes, contexts shorter and longer than the selection, pages in no order.
 
     fp16 and all experts chosen: roundings then tip few choices between nearly equal tokens, and none between experts. A slip in the
@@ -327,13 +332,19 @@ def a_model_gives_the_references_logits_in_steps_of_every_kind() -> None:
         [Chunk([5], 80, pages[0]), Chunk([6], 70, pages[1]), Chunk(range(33), 0, pages[2])],
         [Chunk([7], 81, pages[0]), Chunk([8], 71, pages[1]), Chunk([9], 33, pages[2])],
     ]
-    before, logits = dict(kernels.fallbacks), {}
-    for ops, decoder in models.items():
+    for decoder in models.values():
         fill(decoder)
+
+    def logits(decoder: Decoder) -> Tensor:
         cache = KVCache.allocate(settings, 32, PAGE, CPU, torch.float16)
-        logits[ops] = torch.cat([decoder.logits(decoder(build_batch(step, settings, PAGE, CPU), cache)) for step in steps])
+        return torch.cat([decoder.logits(decoder(build_batch(step, settings, PAGE, CPU), cache)) for step in steps])
+
+    wanted, before = logits(models[reference]), dict(kernels.fallbacks)
+    close(logits(models[npu]), wanted, "logits", 6e-2)
     expect(fallbacks(before), {}, "fallbacks")
-    close(logits[npu], logits[reference], "logits", 6e-2)
+    for lacking in kernels.KERNELS:
+        with mock.patch.dict(npu.missing, {lacking: "its kernel"}):
+            close(logits(models[npu]), wanted, f"logits without the kernel of {lacking}", 6e-2)
 
 
 # --- what goes another way ---------------------------------------------------------------------------------------------------
@@ -362,6 +373,26 @@ def sizes_that_no_kernel_takes_run_in_plain_torch_and_are_counted() -> None:
         dict.fromkeys(("rotate", "remember", "remember_index", "choose", "attend", "route"), True),
         "counted",
     )
+
+
+@check
+@torch.inference_mode(mode=False)  # there torch hands out whole operators instead of their parts
+@torch.no_grad()
+def whatever_else_the_decoder_calls_has_a_kernel_on_the_device_too() -> None:
+    """torch_npu sends an operator of torch that it lacks to the CPU and back, without a word. With kernels, and all in plain torch."""
+    settings = config()
+    for kept in (npu._kernels, mock.MagicMock(**{f"{name}.side_effect": npu.Unfit("test") for name in ALL_KERNELS})):
+        decoder = new_decoder(npu, settings, "cpu", BF16)
+        fill(decoder)
+        cache = KVCache.allocate(settings, 32, PAGE, CPU, BF16)
+        with mock.patch.object(npu, "_kernels", kept), Calls() as calls:
+            for step in ([Chunk(range(60), 0, [9, 3, 30, 1])], [Chunk([5], 60, [9, 3, 30, 1]), Chunk(range(9), 0, [2])]):
+                decoder.logits(decoder(build_batch(step, settings, PAGE, CPU), cache))
+        lacking = {name for name in calls.aten if not is_on_device(name)}
+        # torch_npu has its own scaled_dot_product_attention in place of this one
+        expect(lacking - {"aten::_scaled_dot_product_flash_attention_for_cpu"}, set(), "operators that would run on the CPU")
+        assert len(calls.aten) > 20
+    expect([is_on_device(name) for name in ("aten::repeat_interleave.Tensor", "aten::special_bessel_j1")], [False, False], "lacking ones")
 
 
 @check
@@ -414,7 +445,7 @@ def another_error_of_the_device_is_not_swallowed() -> None:
 @check
 def every_kernel_that_the_set_names_is_in_the_wheel_and_called_with_its_own_argument_names() -> None:
     expect(npu.missing, {}, "missing kernels")
-    for name in {kernel for names in kernels.KERNELS.values() for kernel in names}:
+    for name in ALL_KERNELS:
         schema = getattr(torch.ops.npu, name).default._schema
         wanted = [argument.name for argument in schema.arguments]
         code = getattr(formulas, name).__code__

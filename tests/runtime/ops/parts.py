@@ -122,14 +122,17 @@ def fill(decoder: Decoder) -> None:
 
 
 class Calls(TorchDispatchMode):
-    """Counts the kernels that are called, and keeps the size of the largest tensor that was copied on the way."""
+    """Counts the kernels that are called; keeps torch's own operators, and the size of the largest tensor that was copied on the way."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count: Counter[str] = Counter()
         self.largest_copy = 0
+        self.aten: set[str] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature, untyped
+        if function.namespace == "aten":
+            self.aten.add(function.name())
         if function.namespace == "npu":
             self.count[function.__name__.partition(".")[0]] += 1
         result = function(*args, **(kwargs or {}))
@@ -157,3 +160,13 @@ def on_npu(value: T) -> T:
         vars(moved)["pages"] = on_npu(value.pages)  # worked out from lists, which fake tensors can't be made of
         return moved
     return value
+
+
+def is_on_device(name: str) -> bool:
+    """Whether torch_npu computes an operator of torch itself, or torch composes it of others."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if any(has(name, key) for key in ("PrivateUse1", "CompositeExplicitAutograd", "CompositeImplicitAutograd")):
+        return True
+    base = name.partition(".")[0].removesuffix("_")  # a structured one: its form with `out` does the work
+    forms = (other for other in torch._C._dispatch_get_all_op_names() if other.partition(".")[0] == base and other.endswith("out"))
+    return any(has(form, "PrivateUse1") for form in forms)
