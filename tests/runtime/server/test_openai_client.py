@@ -11,12 +11,13 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel, Field
 
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.request import FinishReason
@@ -116,7 +117,9 @@ async def test_a_conversation_with_a_tools_result_goes_on(openai_client: AsyncOp
 
 async def test_log_probabilities_of_both_endpoints(lenient: AsyncOpenAI) -> None:
     chat = (await lenient.chat.completions.create(messages=user("Hi"), logprobs=True, top_logprobs=2, **PLAIN)).choices[0]
-    text = (await lenient.completions.create(model=MODEL, prompt="Return a ", echo=True, logprobs=2, max_tokens=3)).choices[0]
+    text = (await lenient.completions.create(model=MODEL, prompt="Return a ", echo=True, logprobs=2, max_tokens=3, temperature=0)).choices[
+        0
+    ]
 
     assert chat.logprobs is not None
     assert chat.logprobs.content
@@ -224,3 +227,29 @@ async def test_leaving_a_stream_frees_its_place(engine: Engine, lenient: AsyncOp
     await stream.close()
 
     await until(lambda: engine.stats().running == 0, 2)
+
+
+class Person(BaseModel):
+    """What an answer is read into."""
+
+    name: Literal["Tim", "Tom"]
+    age: int = Field(ge=0, le=120)
+
+
+class get_weather(BaseModel):  # noqa: N801 - the function's name
+    """Weather of a city."""
+
+    city: Literal["Rome", "Oslo"]
+
+
+async def test_answers_and_calls_are_parsed_into_the_clients_own_types(openai_client: AsyncOpenAI) -> None:
+    who: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Who are you?"}]
+
+    answer = await openai_client.chat.completions.parse(messages=who, response_format=Person, **PLAIN)
+    call = await openai_client.chat.completions.parse(
+        messages=who, tools=[openai.pydantic_function_tool(get_weather)], tool_choice="required", parallel_tool_calls=False, **PLAIN
+    )
+
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    (made,) = call.choices[0].message.tool_calls or []
+    assert isinstance(made.function.parsed_arguments, get_weather)

@@ -12,7 +12,6 @@ import httpx
 import jsonschema
 import pytest
 
-from glm5_runtime.engine.engine import Engine
 from glm5_runtime.server import grammar_compiler, grammar_trial
 from glm5_runtime.server.grammar import Grammar
 from glm5_runtime.server.grammar_compiler import GrammarConstraint, Grammars
@@ -178,6 +177,27 @@ async def test_a_preempted_answer_keeps_its_form() -> None:
         engine.stop()
 
 
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+async def test_guesses_ahead_change_no_answer_that_has_a_form(client: httpx.AsyncClient, method: str) -> None:
+    requests = [
+        ask("Who are you?", enable_thinking=True, **as_schema(SCHEMA), temperature=0.8, seed=5),
+        ask("Hi", guided_regex="(one two three four ){3}", min_tokens=20),
+        ask("What is the weather in Paris?", tools=TOOLS, tool_choice="required", parallel_tool_calls=False),
+    ]
+    engine = serving.tiny_engine(speculative_tokens=2, speculative_method=method)
+    try:
+        async with serving.asgi_client(serving.make_service(engine)) as guessing:
+            for request in requests:
+                plain, guessed = [(await each.post(CHAT, json=request)).json()["choices"][0] for each in (client, guessing)]
+                for choice in (plain, guessed):
+                    for call in choice["message"].get("tool_calls", []):
+                        del call["id"]
+                assert guessed == plain
+        assert sum(engine.stats().accepted_drafts) > 0
+    finally:
+        engine.stop()
+
+
 # What a form may cost
 
 
@@ -213,14 +233,28 @@ async def test_a_grammar_that_takes_too_much_memory_is_refused_by_name(client: h
     assert await content(client, guided_choice=["after"]) == "after"  # by a new process
 
 
-async def test_a_grammar_that_outgrows_its_limits_on_the_way_fails_its_request_only(engine: Engine) -> None:
-    wide = {f"p{index}": {"type": "string"} for index in range(700)}
-    schema = {"type": "object", "properties": {"deep": {"type": "object", "properties": wide, "additionalProperties": False}}}
-    schema |= {"required": ["deep"], "additionalProperties": False}
-    async with serving.asgi_client(serving.make_service(engine)) as client:
-        reply = await client.post(CHAT, json=ask("Hi", guided_json=schema))
-        assert (reply.status_code, error_of(reply)["param"]) == (400, "guided_json")
-        assert (await client.post(CHAT, json=PING)).status_code == 200
+WIDE = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(600)}, "additionalProperties": False}
+
+
+async def test_a_grammar_with_too_many_ways_to_go_on_is_refused_before_it_begins(client: httpx.AsyncClient) -> None:
+    reply = await client.post(CHAT, json=ask("Hi", guided_json=WIDE))
+
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "guided_json")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_outgrows_its_limits_on_the_way_fails_its_request_only(client: httpx.AsyncClient, stream: bool) -> None:
+    late = {"type": "object", "properties": {"a": {"const": "x" * 16}, "b": WIDE}, "required": ["a", "b"], "additionalProperties": False}
+
+    reply, other = await asyncio.gather(
+        client.post(CHAT, json=ask("Hi", guided_json=late, stream=stream)), client.post(CHAT, json=ask("Hi", guided_regex="[a-z]{16}"))
+    )
+
+    error = events_of(reply.text)[-1]["error"] if stream else error_of(reply)
+    assert error["message"].startswith("guided_json outgrew its limits")
+    assert error["type"] == "invalid_request_error"
+    assert stream or reply.status_code == 400
+    assert re.fullmatch("[a-z]{16}", other.json()["choices"][0]["message"]["content"])
 
 
 def grammars(tokenizer: TextTokenizer) -> Grammars:
