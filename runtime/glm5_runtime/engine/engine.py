@@ -70,6 +70,7 @@ class Engine:
         self._arrived: list[Sequence] = []
         self._aborted: list[str] = []
         self._unfinished = 0
+        self._of_client: Counter[str] = Counter()
         self._stopping = False
         self._fault: str | None = None
         self._ended = False
@@ -119,12 +120,15 @@ class Engine:
         with self._wake:
             if self._ended or self._stopping or self._fault:
                 raise EngineDead("the engine has stopped and takes no requests; the process must be restarted")
-            if self._unfinished >= self.config.max_sequences * self.config.data_parallel_size + self.config.max_queue:
-                raise QueueFull(self.config.max_queue)
+            places, queue = self.config.max_sequences * self.config.data_parallel_size, self.config.max_queue
+            has_nothing_here = bool(request.client) and not self._of_client[request.client]
+            if self._unfinished >= places + queue + (min(places, queue) if has_nothing_here else 0):
+                raise QueueFull(queue)  # one client's queue is no reason to refuse another's first request, within bounds
             if self._unfinished == 0:
                 self._last_progress = self._clock()  # else an engine idle for long would look stuck
             seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
             self._unfinished += 1
+            self._of_client[request.client] += 1
             adapter = self.adapters.hold(request.adapter) if self.adapters is not None and request.adapter else 0
             self._arrived.append(Sequence(request, sink, stop_ids, seed, adapter))
             self._wake.notify()
@@ -301,6 +305,10 @@ class Engine:
             self.adapters.release(sequence.adapter)
         with self._wake:
             self._unfinished -= 1
+            client = sequence.request.client
+            self._of_client[client] -= 1
+            if not self._of_client[client]:
+                del self._of_client[client]
 
     def _end_all(self, reason: FinishReason, error: str) -> None:
         """Close the door, then answer everyone inside."""

@@ -11,7 +11,7 @@ from glm5_runtime.config import EngineConfig
 from glm5_runtime.engine.errors import EngineDead, QueueFull
 from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.request import FinishReason, Request, SamplingParams
-from tests.runtime.engine.client import Client, ask, encode, expected_rows, greedy, poll, question
+from tests.runtime.engine.client import Client, Stream, ask, encode, expected_rows, greedy, poll, question
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -273,6 +273,26 @@ def test_a_full_queue_is_refused_with_its_limit_and_opens_again(tiny_dir: Path) 
     assert [stream.tokens() for stream in streams] == [ANSWER[:4]] * 3
     assert client.send(WHO, greedy(4)).tokens() == ANSWER[:4]
     engine.stop()
+
+
+def test_a_queue_that_one_client_fills_still_takes_the_first_request_of_another(tiny_dir: Path) -> None:
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=1, max_queue=2, max_model_len=64))
+    client = Client(engine)
+
+    def send(name: str, who: str) -> Stream:
+        return client.submit(Request(name, WHO, greedy(2), client=who))
+
+    streams = [send(f"crowd {n}", "crowd") for n in range(3)]
+    streams.append(send("first", "other"))
+    for name, who in (("fourth", "crowd"), ("second", "other"), ("late", "a third")):
+        with pytest.raises(QueueFull):
+            send(name, who)
+    engine.start()
+
+    assert all(stream.last().finish_reason is FinishReason.LENGTH for stream in streams)
+    client.wait_until_idle()
+    engine.stop()
+    assert not engine._of_client
 
 
 def test_stopping_answers_everyone_and_shuts_the_door(tiny_dir: Path) -> None:
