@@ -116,6 +116,7 @@ class ServeArguments(BaseModel):
     port: int = Field(8000, ge=1, le=65535)
     device: Literal["auto", "cpu", "npu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    page_size: int = Field(16, ge=1, le=1024)
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8", "int4"] = "auto"
     sparse_kv: Annotated[float | None, BeforeValidator(_ratio)] = None
     max_model_len: int | None = Field(None, ge=1)
@@ -246,6 +247,9 @@ def _root(
 
 
 Text = str | None  # every option arrives as text: pydantic checks all of them together and names each fault
+PageSize = Annotated[
+    Text, typer.Option(metavar="N", help="Tokens in a cache page; small pages waste less and share more beginnings. [default: 16]")
+]
 CacheType = Annotated[
     Text,
     typer.Option(
@@ -334,6 +338,7 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
             help="Type of weights and cache; auto: the checkpoint's, float32 on CPU. [default: auto]",
         ),
     ] = None,
+    page_size: PageSize = None,
     kv_cache_dtype: CacheType = None,
     sparse_kv: SparseKV = None,
     max_model_len: Annotated[
@@ -446,6 +451,7 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
     engine = EngineConfig(
         device=choice.device,
         dtype=arguments.dtype,
+        page_size=arguments.page_size,
         kv_cache_dtype=arguments.kv_cache_dtype,
         sparse_kv=arguments.sparse_kv,
         max_model_len=arguments.max_model_len,

@@ -40,7 +40,7 @@ SOURCES = st.sampled_from(["pvc://weights", "pvc://weights/a/b", "hostpath:///da
 
 @st.composite
 def contexts(draw: st.DrawFn) -> dict[str, int]:
-    """Those that admission accepts: a step holds a token of every sequence."""
+    """Those that admission accepts: a step holds a token of every sequence, and up to eight guesses."""
     context = draw(
         st.fixed_dictionaries(
             {},
@@ -51,12 +51,15 @@ def contexts(draw: st.DrawFn) -> dict[str, int]:
             },
         )
     )
-    if "maxSequences" in context and "maxBatchedTokens" in context:
-        context["maxBatchedTokens"] = max(context["maxBatchedTokens"], context["maxSequences"])
+    if "maxBatchedTokens" in context:
+        context["maxBatchedTokens"] = max(context["maxBatchedTokens"], 9 * context.get("maxSequences", 1))
     return context
 
 
-SPECS = st.fixed_dictionaries({}, optional={"context": contexts(), "drain": st.fixed_dictionaries({"timeout": DURATIONS})})
+SPECULATION = st.fixed_dictionaries({"tokens": st.integers(0, 8)})
+SPECS = st.fixed_dictionaries(
+    {}, optional={"context": contexts(), "speculative": SPECULATION, "drain": st.fixed_dictionaries({"timeout": DURATIONS})}
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -101,6 +104,28 @@ def test_the_drain_timeout_means_the_same_to_both(stated: str | None, seconds: f
 )
 def test_flags_that_users_may_add_follow_the_planned_ones(extra: str) -> None:
     assert parsed({"engine": {"args": [extra]}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "means"),
+    [
+        ({"kvCache": {"prefixCache": False}}, {"prefix_cache": "off"}),
+        ({"kvCache": {"prefixCache": True}}, {"prefix_cache": "on"}),
+        ({"kvCache": {"pageSize": 128}}, {"page_size": 128}),
+        *(
+            ({"kvCache": {"dtype": short}}, {"kv_cache_dtype": long})
+            for short, long in {"bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int4": "int4"}.items()
+        ),
+        ({"speculative": {"tokens": 3}}, {"speculative_tokens": 3}),
+        ({"speculative": {"tokens": 0}}, {"speculative_tokens": 0}),
+        ({}, {"prefix_cache": "on", "page_size": 16, "kv_cache_dtype": "auto", "speculative_tokens": 0}),
+    ],
+    ids=str,
+)
+def test_cache_and_speculation_mean_the_same_to_both(spec: dict[str, Any], means: dict[str, Any]) -> None:
+    found = parsed(spec)
+
+    assert {name: getattr(found, name) for name in means} == means
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ _SUBDOMAIN = rf"{_LABEL}(\\.{_LABEL})*"
 _OWNED_FLAGS = (
     "model|host|port|served-model-name|max-model-len|max-sequences|max-num-seqs|max-batched-tokens|max-num-batched-tokens"
     "|tensor-parallel-size|tp|pipeline-parallel-size|pp|data-parallel-size|dp|(no-)?enable-expert-parallel|quantization|q|block-size"
-    "|kv-cache-dtype|(no-)?enable-prefix-caching|speculative-config|drain-timeout|shutdown-timeout"
+    "|page-size|prefix-cache|speculative-tokens|kv-cache-dtype|(no-)?enable-prefix-caching|speculative-config|drain-timeout|shutdown-timeout"
 ).replace("-", "[-_]")
 _RESERVED_ENV = (API_KEY_ENV, VLLM_API_KEY_ENV, *DEVICE_ENV)
 
@@ -127,21 +127,15 @@ def _service_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "native-weights",
-            f"!({_NATIVE}) || self.model.weights == 'bf16'",
-            "engine native reads bf16 weights only: set model.weights to bf16, or engine.name to vllm",
+            f"!({_NATIVE}) || self.model.weights in ['bf16', 'w8a8', 'w4a8']",
+            "engine native reads bf16, w8a8 and w4a8 weights: set model.weights to one of them, or engine.name to vllm",
             ".model.weights",
         ),
         Rule(
-            "native-no-kv-cache",
-            f"!({_NATIVE}) || !has(self.kvCache)",
-            "engine native manages its KV cache itself: remove kvCache, or set engine.name to vllm",
-            ".kvCache",
-        ),
-        Rule(
-            "native-no-speculative",
-            f"!({_NATIVE}) || !has(self.speculative)",
-            "engine native doesn't speculate: remove speculative, or set engine.name to vllm",
-            ".speculative",
+            "cache-bits-native",
+            f"({_NATIVE}) || !(self.?kvCache.?dtype.orValue('bf16') in ['int8', 'int4'])",
+            "kvCache.dtype int8 and int4 are engine native's; with engine vllm an 8-bit cache comes with weights of a c8 form",
+            ".kvCache.dtype",
         ),
         Rule(
             "other-model-parallelism",
@@ -173,7 +167,7 @@ def _service_rules() -> tuple[Rule, ...]:
         Rule(
             "speculative-batch",
             "!has(self.speculative) || self.speculative.tokens == 0 || !has(self.context) || !has(self.context.maxBatchedTokens) || "
-            "!has(self.context.maxSequences) || self.context.maxBatchedTokens >= self.context.maxSequences * (1 + self.speculative.tokens)",
+            "self.context.maxBatchedTokens >= self.context.?maxSequences.orValue(1) * (1 + self.speculative.tokens)",
             "context.maxBatchedTokens must be at least maxSequences x (1 + speculative.tokens), or running sequences wait for each other",
             ".context.maxBatchedTokens",
         ),

@@ -17,7 +17,7 @@ from .rules import IMAGE_RULES, validations
 
 WeightsForm = Literal["bf16", "w8a8", "w4a8", "w8a8c8", "w4a8c8"]
 EngineName = Literal["native", "vllm"]
-KVDtype = Literal["bf16", "fp16"]
+KVDtype = Literal["bf16", "fp16", "int8", "int4"]
 RolloutStrategy = Literal["Surge", "Recreate"]
 
 WEIGHTS_FORMS: Final[tuple[WeightsForm, ...]] = get_args(WeightsForm)
@@ -126,18 +126,20 @@ class ContextSpec(Model):
 
 
 class KVCacheSpec(Model):
-    """The cache of attention keys and values. Engine vllm only for now."""
+    """The cache of attention keys and values."""
 
     page_size: Annotated[int, Field(ge=16, le=128, multiple_of=16)] | None = None
     """Tokens in a page, a multiple of 16; small pages waste less, large ones are faster to read. Default: the engine's."""
     dtype: KVDtype | None = None
-    """Number format of the cache. Default: the format of the checkpoint. An 8-bit cache comes with weights of a c8 form."""
+    """Number format of the cache. Default: the format of the checkpoint. int8 and int4 hold about two and three times as many tokens, with
+    engine native; with engine vllm an 8-bit cache comes with weights of a c8 form.
+    """
     prefix_cache: bool | None = None
     """Whether requests that begin with the same text share its pages. Default: true."""
 
 
 class SpeculativeSpec(Model):
-    """Decoding several tokens a step with the model's own MTP layer. Engine vllm only for now."""
+    """Decoding several tokens a step with the model's own MTP layer, or, with engine native, from the text where a model has none."""
 
     tokens: Annotated[int, Field(ge=0, le=8)]
     """Tokens proposed a step; 0 switches it off. Recipes use 3 (GLM-5, 5.1) and 3 to 5 (GLM-5.2)."""
@@ -203,8 +205,7 @@ class GLM5ServiceSpec(Model):
         json_schema_extra=validations(
             "native-one-card",
             "native-weights",
-            "native-no-kv-cache",
-            "native-no-speculative",
+            "cache-bits-native",
             "other-model-parallelism",
             "other-model-memory",
             "context-of-model",

@@ -14,12 +14,16 @@ from glm5_operator.api.known import KNOWN_MODELS
 from glm5_operator.plan.engine import NPU_ENV, EnginePod, http_check
 
 if TYPE_CHECKING:
+    from glm5_operator.api.service import KVCacheSpec
     from glm5_operator.plan.engine import EngineInput
 
 _VERSION: Final = re.compile(
     r"glm-?(" + "|".join(re.escape(name.removeprefix("GLM-")) for name in KNOWN_MODELS) + r")(?![.\d])", re.IGNORECASE
 )
 """GLM-5.1 and smaller models named after it. A checkpoint without a chat template of its own doesn't tell 5 from 5.1, nor 5.2 from 5.3."""
+
+
+_KV_DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8", "int4": "int4"}
 
 
 def native_pod(given: EngineInput) -> EnginePod:
@@ -34,6 +38,9 @@ def native_pod(given: EngineInput) -> EnginePod:
         f"--max-batched-tokens={sizing.max_batched_tokens}",
         f"--drain-timeout={format_duration(given.spec.drain_timeout)}",
     ]
+    args += _cache_args(given.spec.kv_cache)
+    if sizing.speculative_tokens:
+        args.append(f"--speculative-tokens={sizing.speculative_tokens}")
     if sizing.max_tokens is not None:
         args.append(f"--max-model-len={sizing.max_tokens}")
     version = _VERSION.match(given.spec.model.name)
@@ -50,3 +57,16 @@ def native_pod(given: EngineInput) -> EnginePod:
         liveness=http_check("/health"),
         scratch={"tmp": "1Gi", "home": "4Gi"},
     )
+
+
+def _cache_args(stated: KVCacheSpec | None) -> list[str]:
+    if stated is None:
+        return []
+    args = []
+    if stated.page_size is not None:
+        args.append(f"--page-size={stated.page_size}")
+    if stated.dtype is not None:
+        args.append(f"--kv-cache-dtype={_KV_DTYPES[stated.dtype]}")
+    if stated.prefix_cache is not None:
+        args.append(f"--prefix-cache={'on' if stated.prefix_cache else 'off'}")
+    return args

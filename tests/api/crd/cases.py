@@ -49,16 +49,12 @@ SERVICE_CASES = [
     Case("native-one-card", service(TINY), service(TINY, {"parallelism": {"tensor": 2}}), "engine.name to vllm"),
     Case(
         "native-weights",
-        service(TINY, {"engine": {"name": "vllm"}, "model": {"weights": "w8a8"}}),
         service(TINY, {"model": {"weights": "w8a8"}}),
-        "model.weights to bf16",
+        service(TINY, {"model": {"weights": "w4a8c8"}}),
+        "bf16, w8a8 and w4a8",
     ),
-    Case("native-no-kv-cache", service({"kvCache": {"pageSize": 32}}), service(TINY, {"kvCache": {"prefixCache": True}}), "remove kvCache"),
     Case(
-        "native-no-speculative",
-        service({"speculative": {"tokens": 3}}),
-        service(TINY, {"speculative": {"tokens": 0}}),
-        "remove speculative",
+        "cache-bits-native", service(TINY, {"kvCache": {"dtype": "int4"}}), service({"kvCache": {"dtype": "int8"}}), "are engine native's"
     ),
     Case("other-model-parallelism", service(TINY), service(TINY, {"parallelism": {"tensor": REMOVED}}), "state parallelism.tensor"),
     Case("other-model-memory", service(TINY), service(TINY, {"model": {"memory": REMOVED}}), "state model.memory"),
