@@ -1,7 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API as another language of the chat endpoint.
 
 A body is translated into that of /v1/chat/completions, whose checks and answers are the only ones; its reply or its chunks are translated
-back. `thinking.budget_tokens` is accepted, since its clients must send it, and guarantees nothing; without `thinking` there is none.
+back. Without `thinking` there is none.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def translate(raw: dict[str, Any]) -> dict[str, Any]:
     if "tools" in raw:
         tools = raw["tools"]
         body["tools"] = [_tool(tool, index) for index, tool in enumerate(tools)] if isinstance(tools, list) else tools
-    thinking = _object(raw, "thinking").get("type", "disabled")
-    return body | _tool_choice(_object(raw, "tool_choice")) | {"enable_thinking": thinking != "disabled"}
+    return body | _tool_choice(_object(raw, "tool_choice")) | _thinking(_object(raw, "thinking")) | _form(raw)
 
 
 def _object(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -86,7 +85,8 @@ def _object(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _tool(tool: object, index: int) -> dict[str, Any]:
     if not isinstance(tool, dict) or "input_schema" not in tool:
         raise bad_request(f"tools[{index}] must be an object with name and input_schema; tools that a server runs are not here", "tools")
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    known = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
+    function = {theirs: tool.get(ours) for ours, theirs in known.items()}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
@@ -98,6 +98,20 @@ def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in words:
         raise bad_request(f"tool_choice.type must be one of {', '.join(words)}", "tool_choice.type")
     return {"tool_choice": words[kind], "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False)}
+
+
+def _thinking(thinking: dict[str, Any]) -> dict[str, Any]:
+    is_on = thinking.get("type", "disabled") != "disabled"
+    budget = thinking.get("budget_tokens")
+    return {"enable_thinking": is_on} | ({"thinking_token_budget": budget} if is_on and budget is not None else {})
+
+
+def _form(raw: dict[str, Any]) -> dict[str, Any]:
+    """`output_config.format`, or `output_format` as it was called before."""
+    form = _object(_object(raw, "output_config"), "format") or _object(raw, "output_format")
+    if not form:
+        return {}
+    return {"response_format": {"type": form.get("type"), "json_schema": {"name": "answer", "schema": form.get("schema")}}}
 
 
 def _said(message: object, where: str) -> list[dict[str, Any]]:

@@ -99,6 +99,38 @@ async def test_tools_are_used_and_their_results_lead_to_the_answer(claude: Async
     assert answer.content[-1].text.endswith(", 21 degrees.")  # type: ignore[union-attr]
 
 
+async def test_a_tool_that_must_be_used_is_used(claude: AsyncAnthropic) -> None:
+    for choice in ({"type": "any"}, {"type": "tool", "name": ROWS["tool"]["call"]["name"]}):
+        forced: dict[str, Any] = GREEDY | {"messages": user("Hi"), "tools": tools_of(ROWS["tool"]), "tool_choice": choice}
+
+        message = await claude.messages.create(**forced)
+
+        assert message.stop_reason == "tool_use"
+        assert [block.type for block in message.content] == ["tool_use"]
+
+
+async def test_thinking_ends_where_its_budget_ends(client: httpx.AsyncClient) -> None:
+    body = {"max_tokens": 100, "temperature": 0, "messages": user(ROWS["think"]["question"])}
+
+    free, bound = [
+        (await client.post("/v1/messages", json=body | {"thinking": {"type": "enabled"} | budget})).json()["content"][0]["thinking"]
+        for budget in ({}, {"budget_tokens": 3})
+    ]
+
+    assert len(bound) < len(free)
+    assert free.startswith(bound)
+
+
+@pytest.mark.parametrize("field", ["output_format", "output_config"])
+async def test_an_answer_keeps_to_its_schema(client: httpx.AsyncClient, field: str) -> None:
+    form = {"type": "json_schema", "schema": {"enum": ["left", "right"]}}
+    body = {"max_tokens": 20, "messages": user("Where?"), field: form if field == "output_format" else {"format": form}}
+
+    answer = (await client.post("/v1/messages", json=body)).json()["content"][0]["text"]
+
+    assert json.loads(answer) in {"left", "right"}
+
+
 async def test_stop_sequences_and_the_limit_are_told_apart(claude: AsyncAnthropic) -> None:
     row = ROWS["chat"]
     stop = row["answer"][5:8]
@@ -199,6 +231,9 @@ async def test_events_come_in_their_order_and_blocks_are_closed(client: httpx.As
         {"messages": user("x"), "stop_sequences": 4},
         {"messages": user("x"), "max_tokens": None},
         {"messages": user("x"), "container": "c"},
+        {"messages": user("x"), "output_config": {"format": 4}},
+        {"messages": user("x"), "output_format": {"type": "json_schema"}},
+        {"messages": user("x"), "thinking": {"type": "enabled", "budget_tokens": "many"}},
         {"messages": "x"},
         {},
     ],
