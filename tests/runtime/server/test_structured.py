@@ -124,6 +124,14 @@ async def test_the_form_begins_behind_the_thinking_and_the_stream_is_the_same(cl
     assert (joined(stream, "reasoning"), joined(stream)) == (message["reasoning"], message["content"])
 
 
+async def test_an_answer_with_a_form_does_not_end_while_the_model_thinks(client: httpx.AsyncClient) -> None:
+    request = ask("Who are you?", enable_thinking=True, thinking_token_budget=4, guided_choice=["me"], logit_bias={"7": 100})  # the end
+
+    message = (await client.post(CHAT, json=request)).json()["choices"][0]["message"]
+
+    assert (message["content"], bool(message["reasoning"])) == ("me", True)
+
+
 async def test_choices_have_a_form_each_with_log_probabilities_of_the_model(client: httpx.AsyncClient) -> None:
     request = ask("Hi", n=3, seed=1, temperature=1.5, guided_regex="[a-z]{3,9}", logprobs=True, top_logprobs=1)
 
@@ -137,7 +145,10 @@ async def test_choices_have_a_form_each_with_log_probabilities_of_the_model(clie
 
 async def test_min_tokens_lengthens_what_may_be_longer_and_ends_what_is_complete(client: httpx.AsyncClient) -> None:
     assert len(await content(client, guided_regex="[0-9]{1,30}", min_tokens=8, max_tokens=40)) >= 8
-    assert await content(client, guided_choice=["one"], min_tokens=30, max_tokens=40) == "one"
+
+    complete = (await client.post(CHAT, json=ask("Hi", guided_choice=["one"], min_tokens=30, max_tokens=40))).json()
+    assert complete["choices"][0]["message"]["content"] == "one"
+    assert complete["usage"]["completion_tokens"] <= 4
 
 
 async def test_an_answer_cut_by_length_says_so(client: httpx.AsyncClient) -> None:
