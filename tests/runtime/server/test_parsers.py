@@ -169,3 +169,52 @@ def test_values_are_typed_by_the_schema(raw: str, name: str, value: object) -> N
 @pytest.mark.parametrize("schema", [None, True, 7, {"type": 7}, {"type": [1, "string"]}, {"anyOf": "x"}, {"enum": []}, {"$ref": "#/a"}])
 def test_a_schema_that_makes_no_sense_leaves_a_plain_value(schema: object) -> None:
     assert typed_value("plain", schema, {}) == "plain"
+
+
+def test_a_string_argument_is_given_out_as_it_comes_and_escaped() -> None:
+    parser = ChatParser(thinking=False, tools=SCHEMAS, new_call_id=lambda: "id")
+    parser.push("<tool_call>f<arg_key>text</arg_key><arg_value>")
+
+    pieces = ["".join(call.arguments for call in parser.push(text).calls) for text in ('say "', "hé\n</arg", " no", "</arg_value>")]
+
+    assert pieces == ['say \\"', "hé\\n", "</arg no", '"']
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_string_argument_without_an_end_is_closed_only_when_the_answer_ended_by_itself(by_itself: bool) -> None:
+    delta = parse(["<tool_call>f<arg_key>text</arg_key><arg_value>half", " of it"], thinking=False, by_itself=by_itself)
+
+    assert calls_of(delta) == [("f", '{"text": "half of it"}' if by_itself else '{"text": "half of it')]
+
+
+REFERRING: dict[str, Any] = {
+    "properties": {
+        "enum": {"$ref": "#/$defs/Level"},
+        "alone": {"allOf": [{"$ref": "#/$defs/Level"}], "description": "older pydantic's way"},
+        "model": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
+        "number": {"const": 7},
+        "loop": {"$ref": "#/$defs/Loop"},
+        "nowhere": {"$ref": "#/$defs/Nobody/x"},
+    },
+    "$defs": {
+        "Level": {"enum": ["1", "2"]},
+        "Place": {"properties": {"x": {"type": "integer"}}},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "string"}]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "value"),
+    [
+        ("1", "enum", "1"),
+        ("1", "alone", "1"),
+        ('{"x": 1}', "model", {"x": 1}),
+        ("null", "model", None),
+        ("7", "number", 7),
+        ("1", "loop", "1"),
+        ("1", "nowhere", 1),
+    ],
+)
+def test_types_are_found_behind_references(raw: str, name: str, value: object) -> None:
+    assert typed_value(raw, REFERRING["properties"][name], REFERRING) == value
