@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from glm5_runtime.config import MAX_DRAFTS
 from glm5_runtime.engine.draft import Seen
-from glm5_runtime.engine.sampler import sample, token_logprobs
+from glm5_runtime.engine.sampler import sample, token_logprobs, wanted_logprobs
 from glm5_runtime.model.batch import Chunk
 
 if TYPE_CHECKING:
@@ -137,10 +137,8 @@ class Runner:
         good = [row for row, is_finite in enumerate(finite) if is_finite]
         chosen = {row: Chosen(sequence, 0, broken=_NOT_FINITE) for row, sequence in enumerate(sequences) if not finite[row]}
         tokens = sample(logits if all(finite) else logits[good], [sequences[row] for row in good]) if good else []
-        for row, token in zip(good, tokens, strict=True):
-            top = sequences[row].params.logprobs
-            logprob = None if top is None else token_logprobs(logits[row : row + 1], [token], top)[0]
-            chosen[row] = Chosen(sequences[row], token, logprob)
+        wanted = wanted_logprobs(logits, dict(zip(good, tokens, strict=True)), sequences)
+        chosen |= {row: Chosen(sequences[row], token, wanted.get(row)) for row, token in zip(good, tokens, strict=True)}
         return [chosen[row] for row in range(len(sequences))]
 
     def _score_prompt(self, step: Step, hidden: Tensor) -> None:

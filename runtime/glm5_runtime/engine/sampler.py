@@ -10,6 +10,7 @@ Reported logprobs are the model's own, before all of that.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from glm5_runtime.engine.constraint import WORD_BITS, clear
 from glm5_runtime.engine.request import TokenLogprob
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Rows
 
     from torch import Tensor
@@ -51,6 +53,16 @@ def token_logprobs(logits: Tensor, tokens: Rows[int], top: int) -> list[TokenLog
     values, indices = logprobs.topk(min(top, logits.shape[1]), dim=-1)
     rows = zip(tokens, chosen.squeeze(1).tolist(), ranks.tolist(), indices.tolist(), values.tolist(), strict=True)
     return [TokenLogprob(token, value, rank, tuple(zip(best, scores, strict=True))) for token, value, rank, best, scores in rows]
+
+
+def wanted_logprobs(logits: Tensor, tokens: Mapping[int, int], sequences: Rows[Sequence]) -> dict[int, TokenLogprob]:
+    """Those of the rows whose sequences ask for it: logits [B, V] fp32, `tokens` by row."""
+    tops = {row: top for row in tokens if (top := sequences[row].params.logprobs) is not None}
+    if not tops:
+        return {}
+    rows = list(tops)
+    entries = token_logprobs(logits if len(rows) == len(logits) else logits[rows], [tokens[row] for row in rows], max(tops.values()))
+    return {row: replace(entry, top=entry.top[: tops[row]]) for row, entry in zip(rows, entries, strict=True)}
 
 
 def _best(logits: Tensor) -> list[int]:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from glm5_runtime.engine.checks import refusal
 from glm5_runtime.engine.constraint import AfterToken, clear
 from glm5_runtime.engine.request import Request, SamplingParams
-from glm5_runtime.engine.sampler import sample, token_logprobs
+from glm5_runtime.engine.sampler import sample, token_logprobs, wanted_logprobs
 from glm5_runtime.engine.sampling import Sampling, TokenCounts
 from glm5_runtime.engine.sequence import Sequence
 
@@ -163,6 +163,17 @@ def test_logprobs_are_the_models_own_with_rank_and_best() -> None:
 def test_logprobs_of_zero_name_the_chosen_token_only_and_of_more_than_all_name_all() -> None:
     assert token_logprobs(_logits(0.2, 0.8), [1], top=0)[0].top == ()
     assert len(token_logprobs(_logits(0.2, 0.8), [1], top=50)[0].top) == 2
+
+
+def test_rows_that_ask_for_log_probabilities_get_as_many_as_they_ask_for_and_what_they_get_alone() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
+    rows = [_row(logprobs=top) for top in (None, 0, 5, 2)]
+    tokens = {0: 7, 1: 8, 2: 9, 3: 10}
+
+    found = wanted_logprobs(logits, tokens, rows)
+
+    assert found == {row: token_logprobs(logits[row : row + 1], [tokens[row]], top)[0] for row, top in ((1, 0), (2, 5), (3, 2))}
+    assert wanted_logprobs(logits, tokens, [_row()] * 4) == {}
 
 
 _wild = st.one_of(st.floats(), st.integers(), st.just(10**400))
