@@ -41,15 +41,6 @@ def unpack(packed: Tensor) -> Tensor:
     return torch.stack(((packed << 4) >> 4, packed >> 4), dim=-2).flatten(-3, -2)
 
 
-def rounded(x: Tensor, bits: int, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Each row of x [N, n] by a scale of its own: integers in fp32 [N, n] and scale [N, 1]. What isn't finite makes the scale NaN."""
-    most = 2 ** (bits - 1) - 1
-    wide = x.float()
-    scale = (wide.abs().amax(dim=-1, keepdim=True) / most).to(scale_dtype)
-    integers = (wide / scale.float().clamp_min(_LEAST_SCALE)).round_().clamp_(-most, most)
-    return integers.nan_to_num_(), torch.where(scale.isfinite(), scale, float("nan"))
-
-
 @dataclass(frozen=True, slots=True)
 class PackedRows:
     """Cache rows in 8 or 4 bits, each with a scale of its own; written and read like a tensor [S, width], read in fp32.
@@ -80,12 +71,14 @@ class PackedRows:
 
     def index_copy_(self, dim: int, slots: Tensor, rows: Tensor) -> None:
         """Write rows [N, width] of any float type to slots [N] int64. A row that isn't finite is read as NaN."""
-        if self.dtype == torch.int8:
-            integers, scale = rounded(rows, 8, torch.float16)
-        else:
-            integers, scale = self._in_steps(rows.float())
-        self.values.index_copy_(dim, slots, integers.to(self.dtype))
+        integers, scale = (self._in_bytes if self.dtype == torch.int8 else self._in_steps)(rows.float())
+        self.values.index_copy_(dim, slots, integers)
         self.scale.index_copy_(dim, slots, scale)
+
+    def _in_bytes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        scale = (rows.abs().amax(dim=-1, keepdim=True) / 127).half()
+        integers = (rows / scale.float().clamp_min(_LEAST_SCALE)).round_().clamp_(-127, 127).nan_to_num_()
+        return integers.to(torch.int8), torch.where(scale.isfinite(), scale, float("nan"))
 
     def _in_steps(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         low, high = rows.aminmax(dim=-1, keepdim=True)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from glm5_runtime.ops.packing import rounded
 from glm5_runtime.ops.paging import Selection
 
 if TYPE_CHECKING:
@@ -317,14 +316,18 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token of x [N, n] by a scale of its own → int8 [N, n], scale [N] fp32."""
-    integers, scale = rounded(x, 8, torch.float32)
-    return integers.to(torch.int8), scale.squeeze(-1)
+    """Each token of x [N, n] by a scale of its own → int8 [N, n], scale [N] fp32.
+
+    A row of zeros or of anything that isn't finite gets some integers; times its scale they are zero, or not finite.
+    """
+    wide = x.float()
+    scale = torch.linalg.vector_norm(wide, ord=float("inf"), dim=-1, keepdim=True).mul_(1 / 127)
+    return (wide / scale).round_().to(torch.int8), scale.squeeze(-1)
 
 
 def quantised_linear(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Integer product, then both scales: x int8 [N, in], x_scale [N], weight int8 [out, in], weight_scale [out] fp32 → [N, out] dtype."""
-    return _integer_product(x, weight).mul_(x_scale.unsqueeze(-1)).mul_(weight_scale).to(dtype)
+    return torch.mul(_integer_product(x, weight), weight_scale).mul_(x_scale.unsqueeze(-1)).to(dtype)
 
 
 def run_quantised_experts(
@@ -338,21 +341,30 @@ def run_quantised_experts(
     ordered, order = chosen.flatten().sort(stable=True)
     begin, held = first or 0, gate_up.scale.shape[0]
     bounds = torch.searchsorted(ordered, torch.arange(begin, begin + held + 1, device=x.device)).tolist()
-    integers, scale = quantise(x)
+    own = order[bounds[0] : bounds[-1]]  # those that are here
     outputs = torch.zeros(count * k, x.shape[1], device=x.device)
-    for expert, (start, end) in enumerate(pairwise(bounds)):
-        if start < end:
-            places = order[start:end]
-            rows = places // k
-            inner = quantised_linear(integers[rows], scale[rows], gate_up.of(expert), gate_up.scale[expert], x.dtype)
-            outputs[places] = quantised_linear(*quantise(swiglu(inner)), down.of(expert), down.scale[expert], torch.float32)
+    if len(own):
+        sizes = [(expert, after - before) for expert, (before, after) in enumerate(pairwise(bounds)) if after > before]
+        integers, scale = quantise(x)
+        rows = own // k
+        inner = _by_expert(integers.index_select(0, rows), scale.index_select(0, rows), gate_up, sizes)
+        outputs.index_copy_(0, own, _by_expert(*quantise(swiglu(inner)), down, sizes))
     return torch.bmm(weights.unsqueeze(1), outputs.view(count, k, -1)).squeeze(1).to(x.dtype)
 
 
+def _by_expert(x: Tensor, x_scale: Tensor, weights: Weights, sizes: list[tuple[int, int]]) -> Tensor:
+    """Rows of x int8 [M, in], sorted by expert, each times its expert's matrix; sizes: experts and their rows → fp32 [M, out]."""
+    parts, start = [], 0
+    for expert, size in sizes:
+        own, start = slice(start, start + size), start + size
+        parts.append(quantised_linear(x[own], x_scale[own], weights.of(expert), weights.scale[expert], torch.float32))
+    return torch.cat(parts)
+
+
 def _integer_product(x: Tensor, weight: Tensor) -> Tensor:
-    """int8 [M, in] times int8 [out, in] transposed → fp32 [M, out]."""
+    """int8 [M, in] times int8 [out, in] transposed → int32 or fp32 [M, out]."""
     if x.device.type == "cpu" and _has_exact_products():
-        return torch._int_mm(x, weight.t()).float()
+        return torch._int_mm(x, weight.t())
     return functional.linear(x.float(), weight.float())
 
 
