@@ -1,7 +1,8 @@
 """Quantised layers, and which layers of a checkpoint are: ModelSlim's `quant_model_description.json`.
 
 `weights` puts these modules in the place of `Linear` and `Experts` before it loads, wherever the checkpoint has integers for them.
-Activations are rounded to int8 token by token when a layer runs (W8A8 dynamic, W4A8 for routed experts).
+Activations are rounded to int8 token by token when a layer runs (W8A8 dynamic, W4A8 for routed experts). ModelSlim's recipe for GLM-5 in
+W8A8 has scales from calibration for attention's activations ("W8A8", static): those are left aside, a token's own scale loses less.
 """
 
 from __future__ import annotations
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from glm5_runtime.model.checkpoint_files import Checkpoint
     from glm5_runtime.ops.interface import OperatorSet
 
 log = logging.getLogger(__name__)
 
 DESCRIPTION = "quant_model_description.json"
-FLOAT, W8A8, W4A8 = "FLOAT", "W8A8_DYNAMIC", "W4A8_DYNAMIC"
+FLOAT, W8A8, W4A8, STATIC = "FLOAT", "W8A8_DYNAMIC", "W4A8_DYNAMIC", "W8A8"
 _PLAIN = ("kv_b_proj", "weights_proj")
 """Floats once loaded, however they are stored: attention takes the one apart (`Attention.absorb`), the other decides what is chosen."""
-SIDE_TENSORS = (".weight_offset", ".scale_bias")
-"""Beside quantised weights and not needed: offsets are zero, a scale bias follows from weight and scale."""
+OFFSET, BIAS = ".weight_offset", ".scale_bias"
+_SIDE_TENSORS = (".weight_scale", OFFSET, BIAS, ".deq_scale", ".quant_bias", ".input_scale", ".input_offset")
+"""Beside quantised weights: scales, and what isn't needed. Offsets of weights are zero, and biases follow from weights and scales."""
+_ROTATIONS = (".indexer.q_rot", ".indexer.k_rot")
+"""Turn index queries and keys alike before they are rounded: no score depends on it."""
 _CACHE_KINDS = frozenset({"C8", "FAQuant"})
 
 
@@ -85,11 +90,12 @@ def read_kinds(model_dir: Path, names: Iterable[str]) -> dict[str, str]:
         raise WeightsError(str(error)) from error
     if isinstance(size := described.get("group_size"), int) and size > 0:
         raise WeightsError(f"{path}: group_size is {size}; this engine reads one scale for each output channel (group_size 0)")
-    kinds = {name: described.get(name, FLOAT) for name in names}
-    known = {FLOAT, W8A8, W4A8} | _CACHE_KINDS
+    both = {"W8A8_MIX": W8A8}  # scales for both ways to round activations
+    kinds = {name: both.get(kind := str(described.get(name, FLOAT)), kind) for name in names}
+    known = {FLOAT, W8A8, W4A8, STATIC} | _CACHE_KINDS
     if strange := sorted(name for name, kind in kinds.items() if kind not in known):
         raise WeightsError(
-            f"{path}: tensor {strange[0]!r} is {str(kinds[strange[0]])[:40]!r}; this engine reads {W8A8}, {W4A8} and {FLOAT}"
+            f"{path}: tensor {strange[0]!r} is {kinds[strange[0]][:40]!r}; this engine reads {W8A8}, {STATIC}, {W4A8} and {FLOAT}"
         )
     return kinds
 
@@ -97,7 +103,23 @@ def read_kinds(model_dir: Path, names: Iterable[str]) -> dict[str, str]:
 def is_side_tensor(name: str, kinds: Mapping[str, str]) -> bool:
     """Whether a tensor belongs to quantisation and isn't needed here: the cache's scales are worked out token by token."""
     kind = kinds.get(name, FLOAT)
-    return kind in _CACHE_KINDS or (kind != FLOAT and name.endswith((*SIDE_TENSORS, ".weight_scale")))
+    return kind in _CACHE_KINDS or (kind != FLOAT and name.endswith(_SIDE_TENSORS)) or (bool(kinds) and name.endswith(_ROTATIONS))
+
+
+def scale_names(weight: str, kinds: Mapping[str, str]) -> tuple[str, ...]:
+    """Tensors that a quantised matrix' scale comes from."""
+    base = weight.removesuffix(".weight")
+    return (f"{base}.deq_scale", f"{base}.input_scale") if kinds.get(weight) == STATIC else (f"{base}.weight_scale",)
+
+
+def read_scale(checkpoint: Checkpoint, names: tuple[str, ...]) -> Tensor:
+    """Scale of each output channel, [out, 1] fp32; of static ones the file has its product with the activations' scale."""
+    scale = checkpoint.read(names[0])
+    if scale.dtype == torch.int64:  # the bits of an fp32 number, as NPUs take it beside fp16
+        scale = scale.to(torch.int32).view(torch.float32)
+    for divisor in names[1:]:
+        scale = scale / checkpoint.read(divisor)
+    return scale.float().view(-1, 1)
 
 
 def swap(decoder: nn.Module, stored: Mapping[str, set[str]], ops: OperatorSet) -> None:

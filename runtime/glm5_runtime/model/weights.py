@@ -38,7 +38,8 @@ FP32_ISLANDS = ("mlp.gate.weight", "mlp.gate.e_score_correction_bias", "indexer.
 
 _FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}
 _ROWS = ("embed_tokens.weight", "kv_b_proj.weight")  # read row by row, or by head
-_FLOATS = frozenset({"F32", "F16", "BF16"})
+_STORED = {quant.FLOAT: {"F32", "F16", "BF16"}, quant.STATIC: {"F32", "I64"}}
+"""Types of tensors and of static scales; of quantised weights it is always I8."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -55,6 +56,7 @@ class Target:
     rows: tuple[int, int] | None = None
     cut: tuple[int, int, int] | None = None  # of the tensor only this part, as axis, start, size
     kind: str = quant.FLOAT
+    scale: tuple[str, ...] = ()  # tensors of its scale
     scaled: bool = False
     unpacked: bool = False
 
@@ -66,6 +68,8 @@ class Target:
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The tensor's shape in the checkpoint."""
+        if self.kind == quant.STATIC:
+            return self.shape[:1]
         return (self.shape[0] // 2, *self.shape[1:]) if self.unpacked else self.shape
 
     @property
@@ -87,7 +91,7 @@ def load_decoder(
             stored = _stored_kinds(config, whole, kinds)
             for model in {decoder, whole}:
                 quant.swap(model, stored, ops)
-    targets = {name: _as_stored(name, target, whole, kinds) for name, target in _targets(config, whole)}
+    targets = dict(_as_stored(name, target, whole, kinds) for name, target in _targets(config, whole))
     _check(checkpoint, targets, config, kinds)
     _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype)
     log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
@@ -125,15 +129,19 @@ def _stored_kinds(config: ModelConfig, decoder: Decoder, kinds: Mapping[str, str
     return stored
 
 
-def _as_stored(name: str, target: Target, decoder: Decoder, kinds: Mapping[str, str]) -> Target:
-    """The target with what happens to a quantised tensor on its way."""
+def _as_stored(name: str, target: Target, decoder: Decoder, kinds: Mapping[str, str]) -> tuple[str, Target]:
+    """The name and the target of what the checkpoint has for it: where it is quantised, what happens on its way."""
+    if kinds.get(weight := name.removesuffix("_scale")) == quant.STATIC and weight != name:
+        names = quant.scale_names(weight, kinds)
+        return names[0], replace(target, kind=quant.STATIC, scale=names)
     kind = kinds.get(name, quant.FLOAT)
     if kind == quant.FLOAT or not name.endswith(".weight"):
-        return target
+        return name, target
+    kind = quant.W8A8 if kind == quant.STATIC else kind
     owner = decoder.get_submodule(target.parameter.rpartition(".")[0])
-    is_packed = isinstance(owner, quant.QuantExperts) and owner.packed
+    unpacked = kind == quant.W4A8 and not (isinstance(owner, quant.QuantExperts) and owner.packed)
     scaled = decoder.get_parameter(target.parameter).dtype != torch.int8
-    return replace(target, kind=kind, scaled=scaled, unpacked=kind == quant.W4A8 and not is_packed)
+    return name, replace(target, kind=kind, scale=quant.scale_names(name, kinds), scaled=scaled, unpacked=unpacked)
 
 
 def _expert_targets(config: ModelConfig, name: str, key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Target]]:
@@ -150,7 +158,7 @@ def _expert_targets(config: ModelConfig, name: str, key: str, shape: tuple[int, 
 
 def _check(checkpoint: Checkpoint, targets: dict[str, Target], config: ModelConfig, kinds: Mapping[str, str]) -> None:
     """Every tensor there, of the right shape, and nothing unknown beside it."""
-    needed = targets.keys() | {f"{name}_scale" for name, target in targets.items() if target.scaled}
+    needed = targets.keys() | {name for target in targets.values() for name in target.scale}
     if missing := sorted(needed - checkpoint.names):
         raise WeightsError(f"missing {_list(missing)}; config.json and the weights are of different models, or a file is missing")
     for name, target in targets.items():
@@ -159,7 +167,7 @@ def _check(checkpoint: Checkpoint, targets: dict[str, Target], config: ModelConf
             raise WeightsError(
                 f"{checkpoint.where(name)}: tensor {name!r} has shape {list(shape)}, config.json asks for {list(target.stored_shape)}"
             )
-        if kind not in (_FLOATS if target.kind == quant.FLOAT else {"I8"}):
+        if kind not in _STORED.get(target.kind, {"I8"}):
             told = f"{quant.DESCRIPTION} calls it {target.kind}" if kinds else f"there is no {quant.DESCRIPTION} beside it"
             raise WeightsError(
                 f"{checkpoint.where(name)}: tensor {name!r} is {kind}, and {told}; this engine reads bf16, fp16, fp32,"
@@ -236,14 +244,17 @@ def _read(checkpoint: Checkpoint, name: str, target: Target) -> torch.Tensor:
     source = checkpoint.read(name)
     if target.kind == quant.FLOAT:
         return source
-    offset, bias = (name.removesuffix(".weight") + side for side in quant.SIDE_TENSORS)
+    if target.kind == quant.STATIC:
+        return quant.read_scale(checkpoint, target.scale)
+    offset, bias = (name.removesuffix(".weight") + side for side in (quant.OFFSET, quant.BIAS))
     if offset in checkpoint.names and bool(checkpoint.read(offset).any()):
         raise WeightsError(f"{checkpoint.where(offset)}: {offset!r} is not zero; this engine reads symmetric weights")
     if target.kind == quant.W4A8 and not target.expert and bias in checkpoint.names:
-        quant.check_packing(source, checkpoint.read(f"{name}_scale"), checkpoint.read(bias), f"{checkpoint.where(bias)}: {bias!r}")
+        scale = quant.read_scale(checkpoint, target.scale)
+        quant.check_packing(source, scale, checkpoint.read(bias), f"{checkpoint.where(bias)}: {bias!r}")
     if target.unpacked:
         source = unpack(source)
-    return source.float() * checkpoint.read(f"{name}_scale").float() if target.scaled else source
+    return source.float() * quant.read_scale(checkpoint, target.scale) if target.scaled else source
 
 
 def _empty(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -171,9 +171,53 @@ def test_4_bits_in_one_expert_among_8_bit_ones_become_bytes_of_the_same_value(w8
     assert torch.equal(experts.down_proj[2], w8a8.tensors["model.layers.1.mlp.experts.2.down_proj.weight"])
 
 
-def test_scales_of_a_c8_checkpoints_cache_are_left_aside(w8a8: Changed) -> None:
-    name = "model.layers.0.self_attn.fa_k.scale"
-    w8a8.tensors[name], w8a8.kinds[name] = torch.ones(1, 1), "FAQuant"
+@pytest.mark.parametrize("is_bits", [False, True], ids=["scales in fp32", "scales as bits in int64"])
+def test_static_scales_of_activations_are_left_aside_and_the_weights_keep_theirs(
+    is_bits: bool, w8a8: Changed, made: Mapping[str, Path]
+) -> None:
+    """As ModelSlim's recipe for GLM-5 in W8A8 writes all of attention; experts stay dynamic there."""
+    tensors, kinds = w8a8.tensors, w8a8.kinds
+    for name in [name for name in tensors if ".self_attn." in name and name.endswith(".weight_scale")]:
+        base = name.removesuffix(".weight_scale")
+        product = (tensors.pop(name) * 0.037).flatten()
+        del tensors[f"{base}.weight_offset"], kinds[f"{base}.weight_offset"], kinds[name]
+        side = {
+            "deq_scale": product.view(torch.int32).to(torch.int64) if is_bits else product,
+            "input_scale": torch.tensor([0.037]),
+            "input_offset": torch.tensor([5.0]),
+            "quant_bias": torch.ones(len(product), dtype=torch.int32),
+        }
+        tensors |= {f"{base}.{leaf}": tensor for leaf, tensor in side.items()}
+        kinds |= dict.fromkeys((f"{base}.{leaf}" for leaf in ("weight", *side)), "W8A8")
+    static, dynamic = w8a8.load(), ours(made["w8a8"])
+    tokens = range(20, 120)
+    assert torch.allclose(logits_of(static, tokens), logits_of(dynamic, tokens), atol=1e-2)
+    layer = static.get_submodule("layers.1.self_attn.qkv_a_proj")
+    assert isinstance(layer, QuantLinear)
+    assert torch.allclose(layer.weight_scale, dynamic.get_parameter("layers.1.self_attn.qkv_a_proj.weight_scale"), rtol=1e-5)
+
+
+def test_a_static_layer_without_its_activations_scale_is_named(w8a8: Changed) -> None:
+    base = "model.layers.0.self_attn.o_proj"
+    w8a8.tensors[f"{base}.deq_scale"] = w8a8.tensors.pop(f"{base}.weight_scale").flatten()
+    w8a8.kinds |= {f"{base}.weight": "W8A8", f"{base}.deq_scale": "W8A8"}
+    with pytest.raises(WeightsError, match=r"missing tensor '.*o_proj\.input_scale'"):
+        w8a8.load()
+
+
+def test_layers_with_scales_for_both_ways_use_the_dynamic_one(w8a8: Changed, made: Mapping[str, Path]) -> None:
+    base = "model.layers.0.self_attn.o_proj"
+    for leaf in ("deq_scale", "input_scale", "input_offset", "quant_bias"):
+        w8a8.tensors[f"{base}.{leaf}"] = torch.ones(1)
+    w8a8.kinds |= dict.fromkeys((name for name in w8a8.tensors if name.startswith(base)), "W8A8_MIX")
+    name = "layers.0.self_attn.o_proj.weight_scale"
+    assert torch.equal(w8a8.load().get_parameter(name), ours(made["w8a8"]).get_parameter(name))
+
+
+def test_scales_and_rotations_of_a_c8_checkpoints_cache_are_left_aside(w8a8: Changed) -> None:
+    base = "model.layers.0.self_attn"
+    w8a8.tensors |= {f"{base}.fa_k.scale": torch.ones(1, 1), f"{base}.indexer.q_rot": torch.eye(32), f"{base}.indexer.k_rot": torch.eye(32)}
+    w8a8.kinds |= {f"{base}.fa_k.scale": "FAQuant", f"{base}.indexer.q_rot": "FLOAT", f"{base}.indexer.quant_type": "INT8_DYNAMIC"}
     w8a8.load()
 
 
@@ -191,7 +235,7 @@ def _refusals() -> dict[str, tuple[str, object]]:
 
     first = "model.layers.1.mlp.experts.0.down_proj"
     return {
-        "another scheme": (r"down_proj.weight' is 'W8A8_MIX'; this engine reads", kind(f"{down}.weight", "W8A8_MIX")),
+        "another scheme": (r"down_proj.weight' is 'W4A4_DYNAMIC'; this engine reads", kind(f"{down}.weight", "W4A4_DYNAMIC")),
         "groups": ("group_size is 256; this engine reads one scale for each output channel", kind("group_size", 256)),  # type: ignore[arg-type]  # a number
         "floats called integers": (r"is F32, and quant_model_description.json calls it", tensor(f"{down}.weight", lambda t: t.float())),
         "no scale": (r"missing tensor '.*down_proj\.weight_scale'", gone(f"{down}.weight_scale")),
@@ -219,6 +263,17 @@ def test_a_description_that_is_no_json_is_named(w8a8: Changed) -> None:
     (w8a8.folder / DESCRIPTION).write_text("{")
     with pytest.raises(WeightsError, match=f"{DESCRIPTION}: not readable as JSON"):
         ours(w8a8.folder)
+
+
+def test_modelslims_file_names_are_found(w8a8: Changed, made: Mapping[str, Path]) -> None:
+    names = sorted(w8a8.tensors)
+    for number in (1, 2):
+        file = w8a8.folder / f"quant_model_weights-{number:05d}-of-00002.safetensors"
+        save_file({name: w8a8.tensors[name] for name in names[number - 1 :: 2]}, file)
+    (w8a8.folder / "quant_model_weights.safetensors.index.json").write_text("{}")
+    (w8a8.folder / DESCRIPTION).write_text(json.dumps(w8a8.kinds))
+    expected = ours(made["w8a8"]).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in ours(w8a8.folder).state_dict().items())
 
 
 def test_unknown_tensors_beside_quantised_ones_are_still_refused(w8a8: Changed) -> None:
