@@ -10,8 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher
 
+from glm5_runtime.server import grammar_trial
 from glm5_runtime.server.errors import ApiError, bad_request
 from glm5_runtime.server.parsers import CALL, END_CALL, END_KEY, END_VALUE, KEY, VALUE, kinds, resolved
 
@@ -60,6 +61,8 @@ def answer_grammar(body: StructuredFields) -> Grammar | None:
         names = " and ".join(field for field, _, _ in given)
         raise bad_request(f"{names} both say what the answer must look like; give one of them", given[-1][0])
     field, value, build = given[0]
+    if isinstance(value, str):
+        _of_bounded_size(value, field)
     try:
         return Grammar(_of_bounded_size(build(value), field), field)
     except (ValueError, RecursionError) as error:
@@ -151,12 +154,16 @@ def _options(*, lenient: bool = False) -> Any:  # noqa: ANN401 - llguidance's ow
 
 
 def _choice(choices: Sequence[str]) -> str:
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(_literal(choice) for choice in choices))
+    return _one("lark_grammar", "start: " + " | ".join(_literal(choice) for choice in choices))
 
 
 def _lark(grammar: str) -> str:
-    """Lark, or GBNF and its relatives, which are told by their `::=`."""
-    return grammar_from("grammar", grammar)
+    """Lark, or GBNF and its relatives, which the trial makes Lark of: that has no bound (250,000 empty lines take minutes)."""
+    return _one(grammar_trial.LARK_OR_GBNF, grammar)
+
+
+def _one(kind: str, text: str) -> str:
+    return json.dumps({"grammars": [{kind: text}]}, ensure_ascii=False)
 
 
 def _literal(text: str) -> str:

@@ -104,7 +104,7 @@ class Grammars:
             stored, size, eos = _with_special_markers(self._tokenizer), self._limits.vocab_size, sorted(self._limits.eos_token_ids)
             self._reader = grammar_trial.make_tokenizer(stored, size, eos)
             self._trial = _Trial({"tokenizer": stored, "vocab_size": size, "eos": eos, "memory": grammar_trial.MEMORY})
-        error = self._trial.error_of(text)
+        error, text = self._trial.of(text)
         if error:
             return " ".join(error.removesuffix("<non-verbose/>").split())[:300]
         return grammar_trial.prepare(self._reader, text)
@@ -152,16 +152,16 @@ class _Trial:
         self._about = json.dumps(about)
         self._child: subprocess.Popen[bytes] | None = None
 
-    def error_of(self, grammar: str) -> str:
-        """What is wrong with a grammar, nothing when it can be used."""
+    def of(self, grammar: str) -> tuple[str, str]:
+        """What is wrong with a grammar, nothing when it can be used; and what to prepare."""
         if self._child is None or self._child.poll() is not None:
             self._child = subprocess.Popen([sys.executable, "-I", grammar_trial.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             weakref.finalize(self, self._end, self._child)
             if self._ask(self._about, _START_SECONDS) is None:
                 logger.error("the process that tries out grammars does not start")
-                return "this server can't prepare grammars at the moment"
+                return "this server can't prepare grammars at the moment", ""
         reply = self._ask(json.dumps({"grammar": grammar}), _SECONDS)
-        return _TOO_MUCH if reply is None else str(reply["error"])
+        return (_TOO_MUCH, "") if reply is None else (reply["error"], reply["grammar"])
 
     def _ask(self, line: str, seconds: float) -> dict[str, Any] | None:
         """The child's answer; None when it gave none in time, and then the child is gone."""

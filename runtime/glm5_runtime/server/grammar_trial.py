@@ -2,8 +2,8 @@
 
 Run by `grammar_compiler`, one at a time. llguidance's own limits don't hold everything: a JSON schema with `multipleOf: 9999991` keeps it
 busy for four minutes and takes 5.6 GB (measured with 1.9.1). Whoever gets through here has shown that he can be let in. Imports llguidance
-only. Protocol, in JSON lines: `{"tokenizer", "vocab_size", "eos", "memory"}`, answered by `{}`; then for each `{"grammar"}` an `{"error"}`,
-empty when all is well. Ends with its standard input.
+only. Protocol, in JSON lines: `{"tokenizer", "vocab_size", "eos", "memory"}`, answered by `{}`; then for each `{"grammar"}` an `{"error",
+"grammar"}`: empty when all is well, and the text to prepare. Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import sys
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
 MEMORY = 256 * 1024 * 1024
 """Bytes that preparing one grammar may take."""
+LARK_OR_GBNF = "lark_or_gbnf"
+"""Key of a part whose text is still to be made Lark."""
 _STEPS = 8
 
 
@@ -33,6 +36,15 @@ def prepare(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 def make_tokenizer(tokenizer: str, vocab_size: int, eos: list[int]) -> LLTokenizer:
     """From the text of a tokenizer.json. `eos`: tokens that may end an answer whose grammar is complete."""
     return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos or None)
+
+
+def in_lark(grammar: str) -> str:
+    """The grammar with all parts in Lark; raises ValueError."""
+    parts = json.loads(grammar)
+    for part in parts["grammars"]:
+        if LARK_OR_GBNF in part:
+            part["lark_grammar"] = any_to_lark(part.pop(LARK_OR_GBNF))
+    return json.dumps(parts, ensure_ascii=False)
 
 
 def try_out(tokenizer: LLTokenizer, grammar: str) -> str:
@@ -56,8 +68,13 @@ def _main() -> None:
     most = pages * resource.getpagesize() + begins["memory"]
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for line in sys.stdin:
-        error = try_out(tokenizer, json.loads(line)["grammar"])
-        sys.stdout.write(json.dumps({"error": error[:2000]}) + "\n")
+        grammar, error = json.loads(line)["grammar"], ""
+        try:
+            grammar = in_lark(grammar)
+        except Exception as fault:  # noqa: BLE001 - foreign code on a client's text
+            error = f"not read as Lark or GBNF: {fault}"
+        error = error or try_out(tokenizer, grammar)
+        sys.stdout.write(json.dumps({"error": error[:2000], "grammar": grammar}) + "\n")
         sys.stdout.flush()
 
 

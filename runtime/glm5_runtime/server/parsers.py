@@ -287,21 +287,24 @@ def typed_value(raw: str, schema: object, root: Mapping[str, Any]) -> Any:  # no
         return raw
 
 
-def kinds(schema: object, root: Mapping[str, Any], depth: int = _DEEPEST) -> set[str]:
-    """JSON types that a schema names or implies; empty when it says nothing."""
-    schema = resolved(schema, root)
-    if not isinstance(schema, dict) or depth == 0:
-        return set()
-    kind = schema.get("type")
-    found = {kind} if isinstance(kind, str) else {item for item in kind if isinstance(item, str)} if isinstance(kind, list) else set()
-    for branch in ("anyOf", "oneOf"):
-        for option in schema.get(branch) or [] if isinstance(schema.get(branch), list) else []:
-            found |= kinds(option, root, depth - 1)
-    if not found and isinstance(schema.get("enum"), list):
-        found = {_KIND_OF[type(item)] for item in schema["enum"]}
-    if not found and "const" in schema:
-        found = {_KIND_OF[type(schema["const"])]}
-    return found or ({"object"} if "properties" in schema else set())
+def kinds(schema: object, root: Mapping[str, Any]) -> set[str]:
+    """JSON types that a schema names or implies; empty when it says nothing. Looks at each part once, however they refer to each other."""
+    found: set[str] = set()
+    todo, seen = [schema], set[int]()
+    while todo:
+        part = resolved(todo.pop(), root)
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        options = [option for branch in ("anyOf", "oneOf") if isinstance(part.get(branch), list) for option in part[branch]]
+        todo += options
+        kind = part.get("type")
+        own = {kind} if isinstance(kind, str) else {item for item in kind if isinstance(item, str)} if isinstance(kind, list) else set()
+        if not own and not options:
+            values = part["enum"] if isinstance(part.get("enum"), list) else [part["const"]] if "const" in part else []
+            own = {_KIND_OF[type(value)] for value in values} or ({"object"} if "properties" in part else set())
+        found |= own
+    return found
 
 
 def resolved(schema: object, root: Mapping[str, Any]) -> object:

@@ -218,3 +218,10 @@ REFERRING: dict[str, Any] = {
 )
 def test_types_are_found_behind_references(raw: str, name: str, value: object) -> None:
     assert typed_value(raw, REFERRING["properties"][name], REFERRING) == value
+
+
+def test_a_schema_whose_parts_all_refer_to_each_other_is_looked_through_once() -> None:
+    tangle = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{other}"} for other in range(30)]} for index in range(30)}
+    root = {"$defs": tangle | {"d7": {"type": "integer"}}}
+
+    assert typed_value("7", {"$ref": "#/$defs/d0"}, root) == 7

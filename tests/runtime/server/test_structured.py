@@ -157,15 +157,24 @@ async def test_an_answer_cut_by_length_says_so(client: httpx.AsyncClient) -> Non
     assert choice["finish_reason"] == "length"
 
 
-async def test_tools_may_be_called_instead_of_an_answer_in_its_form(client: httpx.AsyncClient) -> None:
-    asked = ask("What is the weather in Paris?", tools=TOOLS, response_format={"type": "json_object"})
-    answered = ask("Who are you?", tools=TOOLS, response_format={"type": "json_object"}, logit_bias={"12": -100})  # no call
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"response_format": {"type": "json_object"}}, r"\{(.|\n)*\}"),
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'root ::= "x" [0-9]'}, "x[0-9]"),
+    ],
+)
+async def test_tools_may_be_called_instead_of_an_answer_in_its_form(client: httpx.AsyncClient, form: dict[str, Any], pattern: str) -> None:
+    asked = ask("What is the weather in Paris?", tools=TOOLS, **form)
+    answered = ask("Who are you?", tools=TOOLS, logit_bias={"12": -100}, **form)  # no call
 
     call = (await client.post(CHAT, json=asked)).json()["choices"][0]
     answer = (await client.post(CHAT, json=answered)).json()["choices"][0]
 
     assert json.loads(call["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
-    assert isinstance(json.loads(answer["message"]["content"]), dict)
+    assert re.fullmatch(pattern, answer["message"]["content"])
 
 
 async def test_what_a_schema_without_strict_asks_beyond_the_grammar_is_left_to_the_model(client: httpx.AsyncClient) -> None:
@@ -242,6 +251,19 @@ async def test_a_grammar_that_takes_too_much_memory_is_refused_by_name(client: h
 
     assert (reply.status_code, error_of(reply)["param"]) == (400, "guided_json")
     assert await content(client, guided_choice=["after"]) == "after"  # by a new process
+
+
+async def test_a_grammar_whose_notation_takes_for_ever_to_read_holds_nobody_up(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "_SECONDS", 0.5)
+    await content(client, guided_choice=["warm"])
+    started = time.monotonic()
+
+    reply = await client.post(CHAT, json=ask("Hi", guided_grammar='root ::= "a"' + "\n" * 200_000))
+
+    assert (reply.status_code, error_of(reply)["param"]) == (400, "guided_grammar")
+    assert time.monotonic() - started < 5
 
 
 WIDE = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(600)}, "additionalProperties": False}
