@@ -77,7 +77,7 @@ class Runner:
 
         Whoever iterates appends each token to its sequence, or removes the sequence, before asking for the next one.
         """
-        plan = sorted(plan, key=lambda step: step.count)  # those of one length are computed side by side
+        plan = sorted(plan, key=lambda step: (step.count, step.sequence.adapter))  # those of one length are computed side by side
         hidden = self._steps.forward([_chunk(step) for step in plan])
         ends = list(accumulate(step.count for step in plan))
         checks: list[_Check] = []

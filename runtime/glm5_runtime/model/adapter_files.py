@@ -60,13 +60,14 @@ class Target:
     start: int = 0
     width: int = 0  # 0: all outputs
     experts: int = 0  # 0: an ordinary module
+    heads: int = 0  # of kv_b_proj, which attention takes apart; 0: not by heads
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two thin matrices of a module: down [R, in], up [R, width], or with experts in front; x · downᵀ · up is added to its output.
+    """Two thin matrices of a module: down [R, in], up [R, width]; x · downᵀ · up is added to its output.
 
-    The scale is in `up`. R is a multiple of `MULTIPLE`.
+    Of experts both have these in front; of kv_b_proj up is [H, R, width / H]. The scale is in `up`. R is a multiple of `MULTIPLE`.
     """
 
     down: Tensor
@@ -95,9 +96,9 @@ def _layer_targets(config: ModelConfig, layer: int) -> Iterator[tuple[str, Targe
     yield f"{at}.kv_a_proj_with_mqa", Target(f"{at}.qkv_a_proj", hidden, latent + rope, lora, width)
     plain = {
         "q_b_proj": (lora, heads * (nope + rope)),
-        "kv_b_proj": (latent, heads * (nope + config.v_head_dim)),
         "o_proj": (heads * config.v_head_dim, hidden),
     }
+    yield f"{at}.kv_b_proj", Target(f"{at}.kv_b_proj", latent, heads * (nope + config.v_head_dim), heads=heads)
     if config.indexer_types[layer] == "full":
         plain["indexer.wq_b"] = (lora, config.index_n_heads * config.index_head_dim)
         plain["indexer.wk"] = (hidden, config.index_head_dim)
@@ -274,4 +275,7 @@ def _join(parts: list[tuple[Target, Tensor, Tensor]]) -> Pair:
     down, up = (torch.cat(each, dim=1) for each in (downs, ups))
     missing = -down.shape[1] % MULTIPLE
     down, up = (torch.nn.functional.pad(each, (0, 0, 0, missing)) for each in (down, up))
-    return Pair(down, up) if parts[0][0].experts else Pair(down[0], up[0])
+    first = parts[0][0]
+    if first.experts:
+        return Pair(down, up)
+    return Pair(down[0], up.view(up.shape[1], first.heads, -1).transpose(0, 1).contiguous() if first.heads else up[0])

@@ -1,10 +1,8 @@
 """LoRA adapters at work: several in one batch, each row with its own, rows of the base model beside them.
 
-`install` lets the linear modules of a decoder ask for what a step's adapters add to their outputs. All loaded adapters' thin matrices of a
-module lie one behind the other ([R, in] and [R, width], R the sum of the ranks), so a step takes three operations for each module however
-many adapters are in it: a product with all of them, zeros where a row has another adapter or none, the product back, added in place. That
-is more arithmetic than rows sorted by adapter would take, and less time: decode reads every matrix in any case, and few rows in each group
-make poor products. Only the columns between the first and the last adapter of a step are computed; one adapter alone gets just its own.
+`install` lets the modules of a decoder ask for what a step's adapters add to their outputs. All loaded adapters' thin matrices of a module
+lie one behind the other, filled up to one rank, so that the rows of each adapter are one entry of a batched product. Routed experts, whose
+rows are sorted by expert already, multiply with all adapters' matrices of the expert and drop what is another's.
 
 A step sees one set of stacks from its begin to its end; `stack` makes the next one beside it and changes nothing of it.
 """
@@ -32,41 +30,82 @@ if TYPE_CHECKING:
     from glm5_runtime.model.batch import RowAdapters
     from glm5_runtime.model.decoder import Decoder
 
+PADDING = 2
+"""Rows of adapters are filled up to the same number and multiplied at once while that makes at most so many times as many of them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which columns of a stack are whose: owners [R] int64, (first, end) by adapter. Modules with the same columns share one."""
+    """Which adapter is where in a stack, by number. Modules whose adapters are the same share one."""
 
-    owners: Tensor
-    spans: dict[int, tuple[int, int]]
+    places: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """All adapters' matrices of one module."""
+    """All adapters' matrices of one module, in front or, of experts, behind the expert, and each one's own rank."""
 
     pair: Pair
+    ranks: tuple[int, ...]
     layout: Layout
 
 
 Stacks = dict[str, Stack]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What a step needs of a stack; `hidden` [N, R] tells where a row has none of it, None: every row has all of it."""
+class Groups:
+    """A step's rows by adapter, for stacks of one layout: those of places `first` to `end`, as one product or one by one."""
 
-    down: Tensor
-    up: Tensor
-    hidden: Tensor | None
+    def __init__(self, layout: Layout, rows: RowAdapters, device: torch.device) -> None:
+        self._rows, self._layout, self._device = rows, layout, device
+        of_place: dict[int, list[int]] = {}
+        for row, number in enumerate(rows.numbers):
+            if number in layout.places:
+                of_place.setdefault(layout.places[number], []).append(row)
+        self.first, self.end = min(of_place), max(of_place) + 1
+        self._most = max(map(len, of_place.values()))
+        total = sum(map(len, of_place.values()))
+        self._apart: list[tuple[int, Tensor]] = []
+        self._hidden: dict[int, Tensor | None] = {}
+        if (self.end - self.first) * self._most > PADDING * total:
+            self._apart = [(place, torch.tensor(own, device=device)) for place, own in of_place.items()]
+            return
+        filled: list[int] = []
+        kept: list[int] = []
+        order: list[int] = []
+        for place in range(self.first, self.end):
+            own = of_place.get(place, [])
+            kept += range(len(filled), len(filled) + len(own))
+            filled += own + [0] * (self._most - len(own))
+            order += own
+        in_order = order == list(range(len(rows.numbers)))
+        is_full = len(filled) == total
+        self._rows_of = None if in_order else torch.tensor(order, device=device)
+        self._kept = None if is_full else torch.tensor(kept, device=device)
+        self._filled = None if in_order and is_full else torch.tensor(filled, device=device)
 
-    def narrow(self, x: Tensor) -> Tensor:
-        """[N, in] → [N, R], zero where hidden."""
-        return self.hide(functional.linear(x, self.down))
+    def add(self, x: Tensor, output: Tensor, product: Callable[[int, int, Tensor], Tensor]) -> None:
+        """Add to the rows of `output` what `product` makes of rows of x: (first place, end, [S, m, …]) → [S, m, …]."""
+        for place, rows in self._apart:
+            output.index_add_(0, rows, product(place, place + 1, x.index_select(0, rows).unsqueeze(0)).squeeze(0))
+        if self._apart:
+            return
+        grouped = x if self._filled is None else x.index_select(0, self._filled)
+        added = product(self.first, self.end, grouped.view(self.end - self.first, self._most, *x.shape[1:])).flatten(0, 1)
+        if self._kept is not None:
+            added = added.index_select(0, self._kept)
+        if self._rows_of is None:
+            output += added
+        else:
+            output.index_add_(0, self._rows_of, added)
 
-    def hide(self, narrow: Tensor) -> Tensor:
-        """Zeros where a row has no part; not by a product, which would keep another adapter's infinity."""
-        return narrow if self.hidden is None else narrow.masked_fill_(self.hidden, 0)
+    def hidden(self, rank: int) -> Tensor | None:
+        """Where a row has nothing of a column of the places' matrices side by side, [N, S · rank]; None: nowhere."""
+        if rank not in self._hidden:
+            places = torch.tensor([self._layout.places.get(number, -1) for number in self._rows.numbers], device=self._device)
+            columns = torch.arange(self.first, self.end, device=self._device).repeat_interleave(rank)
+            self._hidden[rank] = None if len(self._rows.used) == 1 else places.unsqueeze(1) != columns
+        return self._hidden[rank]
 
 
 class AdapterStep:
@@ -74,30 +113,19 @@ class AdapterStep:
 
     def __init__(self, stacks: Stacks, rows: RowAdapters) -> None:
         self._stacks, self._rows = stacks, rows
-        self._views: dict[Layout, tuple[int, int, Tensor | None] | None] = {}
+        self._groups: dict[Layout, Groups | None] = {}
 
-    def part(self, module: str) -> Part | None:
+    def of(self, module: str) -> tuple[Pair, Groups] | None:
         """What the step's adapters have for a module, None when none of them has anything."""
         stack = self._stacks.get(module)
         if stack is None:
             return None
         layout = stack.layout
-        if layout not in self._views:
-            self._views[layout] = self._view(layout)
-        view = self._views[layout]
-        if view is None:
-            return None
-        first, end, hidden = view
-        return Part(stack.pair.down[..., first:end, :], stack.pair.up[..., first:end, :], hidden)
-
-    def _view(self, layout: Layout) -> tuple[int, int, Tensor | None] | None:
-        spans = [layout.spans[number] for number in self._rows.used if number in layout.spans]
-        if not spans:
-            return None
-        first, end = min(start for start, _ in spans), max(end for _, end in spans)
-        if len(self._rows.used) == 1:
-            return first, end, None
-        return first, end, layout.owners[first:end] != self._rows.numbers.unsqueeze(1)
+        if layout not in self._groups:
+            is_used = not self._rows.used.isdisjoint(layout.places)
+            self._groups[layout] = Groups(layout, self._rows, stack.pair.down.device) if is_used else None
+        groups = self._groups[layout]
+        return None if groups is None else (stack.pair, groups)
 
 
 class Adapters:
@@ -115,30 +143,45 @@ class Adapters:
 
 def stack(old: Stacks, pairs: Mapping[int, Mapping[str, Pair]], kept: set[int]) -> Stacks:
     """New stacks: those of `kept` adapters as they are in the old ones, then `pairs` of new adapters by their numbers."""
-    layouts: dict[tuple[tuple[int, tuple[int, int]], ...], Layout] = {}
+    layouts: dict[tuple[int, ...], Layout] = {}
     made: Stacks = {}
     for module in {**old, **{name: None for each in pairs.values() for name in each}}:
-        own: dict[int, Pair] = {}
-        if module in old:
-            pair = old[module].pair
-            for number, (first, end) in old[module].layout.spans.items():
-                if number in kept:
-                    own[number] = Pair(pair.down[..., first:end, :], pair.up[..., first:end, :])
+        own = {number: pair for number, pair in _unstacked(old.get(module)).items() if number in kept}
         own |= {number: each[module] for number, each in pairs.items() if module in each}
         if not own:
             continue
-        ends = torch.tensor([pair.down.shape[-2] for pair in own.values()]).cumsum(0).tolist()
-        spans = dict(zip(own, zip([0, *ends], ends, strict=False), strict=True))
-        if module in old and old[module].layout.spans == spans:
+        numbers = tuple(own)
+        if module in old and tuple(old[module].layout.places) == numbers:
             made[module] = old[module]
+            layouts.setdefault(numbers, old[module].layout)
             continue
-        down, up = (torch.cat([getattr(pair, side) for pair in own.values()], dim=-2) for side in ("down", "up"))
-        key = tuple(spans.items())
-        if key not in layouts:
-            owners = [number for number, (first, end) in spans.items() for _ in range(first, end)]
-            layouts[key] = Layout(torch.tensor(owners, device=down.device), spans)
-        made[module] = Stack(Pair(down, up), layouts[key])
+        layout = layouts.setdefault(numbers, Layout({number: place for place, number in enumerate(numbers)}))
+        ranks = tuple(pair.down.shape[-2] for pair in own.values())
+        down, up = (_filled([getattr(pair, side) for pair in own.values()], _axis(own[numbers[0]].down)) for side in ("down", "up"))
+        made[module] = Stack(Pair(down, up), ranks, layout)
     return made
+
+
+def _axis(down: Tensor) -> int:
+    """Where adapters are put in a stack: before the matrix, behind the expert."""
+    return 1 if down.dim() == 3 else 0
+
+
+def _filled(parts: list[Tensor], axis: int) -> Tensor:
+    """Matrices in a stack, with rows of zeros up to the largest rank."""
+    most = max(part.shape[-2] for part in parts)
+    return torch.stack([functional.pad(part, (0, 0, 0, most - part.shape[-2])) for part in parts], dim=axis)
+
+
+def _unstacked(old: Stack | None) -> dict[int, Pair]:
+    """Each adapter's own matrices, as views."""
+    if old is None:
+        return {}
+    axis, pair = old.pair.down.dim() - 3, old.pair
+    return {
+        number: Pair(pair.down.select(axis, place)[..., :rank, :], pair.up.select(axis, place)[..., :rank, :])
+        for (number, place), rank in zip(old.layout.places.items(), old.ranks, strict=True)
+    }
 
 
 def install(decoder: Decoder) -> Adapters:
@@ -147,8 +190,8 @@ def install(decoder: Decoder) -> Adapters:
     for name, module in decoder.layers.named_modules(prefix="layers"):
         base = module.forward
         if isinstance(module, Attention):
-            latents = partial(_to_latent, adapters, name, module, module.to_latent)
-            vars(module).update(to_latent=latents, from_latent=partial(_from_latent, adapters, name, module, module.from_latent))
+            latents = partial(_to_latent, adapters, name, module.nope, module.to_latent)
+            vars(module).update(to_latent=latents, from_latent=partial(_from_latent, adapters, name, module.nope, module.from_latent))
         elif isinstance(module, Experts):
             vars(module).update(forward=partial(_experts, adapters, name, owner=module, base=base))
             adapters.modules |= {f"{name}.gate_up_proj", f"{name}.down_proj"}
@@ -161,28 +204,43 @@ def install(decoder: Decoder) -> Adapters:
 def _linear(adapters: Adapters, name: str, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """A linear module: x [N, in] → [N, out]."""
     output = base(x)
-    if adapters.step is not None and (part := adapters.step.part(name)) is not None:
-        output.addmm_(part.narrow(x), part.up)
+    if adapters.step is not None and (found := adapters.step.of(name)) is not None:
+        pair, groups = found
+        groups.add(x, output, lambda first, end, rows: torch.bmm(torch.bmm(rows, pair.down[first:end].mT), pair.up[first:end]))
     return output
 
 
-def _to_latent(adapters: Adapters, name: str, owner: Attention, base: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
+def _to_latent(adapters: Adapters, name: str, nope: int, base: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
     """Queries through W_UK, which is part of kv_b_proj: query [N, H, nope] → [N, H, L]."""
     output = base(query)
-    if adapters.step is not None and (part := adapters.step.part(f"{name}.kv_b_proj")) is not None:
-        up = part.up.view(-1, owner.heads, owner.nope + owner.value)[..., : owner.nope]
-        narrow = part.hide(torch.bmm(query.transpose(0, 1), up.permute(1, 2, 0)))  # [H, N, R]
-        output += torch.matmul(narrow, part.down).transpose(0, 1)
+    if adapters.step is not None and (found := adapters.step.of(f"{name}.kv_b_proj")) is not None:
+        pair, groups = found
+
+        def product(first: int, end: int, rows: Tensor) -> Tensor:
+            """[S, m, H, nope] → [S, m, H, L]."""
+            up = pair.up[first:end, ..., :nope].flatten(0, 1)
+            narrow = torch.bmm(rows.transpose(1, 2).flatten(0, 1), up.mT)  # [S · H, m, r]
+            wide = torch.bmm(narrow.view(rows.shape[0], -1, narrow.shape[-1]), pair.down[first:end])
+            return wide.view(rows.shape[0], rows.shape[2], rows.shape[1], -1).transpose(1, 2)
+
+        groups.add(query, output, product)
     return output
 
 
-def _from_latent(adapters: Adapters, name: str, owner: Attention, base: Callable[[Tensor], Tensor], mixed: Tensor) -> Tensor:
+def _from_latent(adapters: Adapters, name: str, nope: int, base: Callable[[Tensor], Tensor], mixed: Tensor) -> Tensor:
     """Attended latents through W_UV, the other part: mixed [N, H, L] → [N, H, V]."""
     output = base(mixed)
-    if adapters.step is not None and (part := adapters.step.part(f"{name}.kv_b_proj")) is not None:
-        up = part.up.view(-1, owner.heads, owner.nope + owner.value)[..., owner.nope :]
-        narrow = part.hide(torch.matmul(mixed.transpose(0, 1), part.down.mT))  # [H, N, R]
-        output += torch.bmm(narrow, up.transpose(0, 1)).transpose(0, 1)
+    if adapters.step is not None and (found := adapters.step.of(f"{name}.kv_b_proj")) is not None:
+        pair, groups = found
+
+        def product(first: int, end: int, rows: Tensor) -> Tensor:
+            """[S, m, H, L] → [S, m, H, V]."""
+            narrow = torch.bmm(rows.transpose(1, 2).flatten(1, 2), pair.down[first:end].mT)  # [S, H · m, r]
+            up = pair.up[first:end, ..., nope:].flatten(0, 1)
+            wide = torch.bmm(narrow.view(up.shape[0], -1, narrow.shape[-1]), up)
+            return wide.view(rows.shape[0], rows.shape[2], rows.shape[1], -1).transpose(1, 2)
+
+        groups.add(mixed, output, product)
     return output
 
 
@@ -190,17 +248,19 @@ def _experts(
     adapters: Adapters, name: str, x: Tensor, chosen: Tensor, weights: Tensor, *, owner: Experts, base: Callable[..., Tensor]
 ) -> Tensor:
     """Routed experts: x [N, hidden], chosen and weights [N, k] → [N, hidden]."""
-    parts = [None if adapters.step is None else adapters.step.part(f"{name}.{side}") for side in ("gate_up_proj", "down_proj")]
+    parts = [None if adapters.step is None else adapters.step.of(f"{name}.{side}") for side in ("gate_up_proj", "down_proj")]
     if parts == [None, None]:
         return base(x, chosen, weights)
 
     def extra(place: int, x: Tensor, output: Tensor, rows: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Rows sorted by expert, each that of token `rows`; `product` multiplies each with its expert's matrix."""
-        if (part := parts[place]) is None:
+        if (found := parts[place]) is None:
             return
-        narrow = product(x, part.down)
-        if part.hidden is not None:
-            narrow.masked_fill_(part.hidden.index_select(0, rows), 0)
-        output += product(narrow, part.up.mT)
+        pair, groups = found
+        down, up = (matrices[:, groups.first : groups.end].flatten(1, 2) for matrices in (pair.down, pair.up))
+        narrow = product(x, down)
+        if (hidden := groups.hidden(pair.down.shape[-2])) is not None:
+            narrow.masked_fill_(hidden.index_select(0, rows), 0)  # not by a product, which would keep another adapter's infinity
+        output += product(narrow, up.mT)
 
     return reference.run_sorted_experts(x, owner.gate_up_proj, owner.down_proj, chosen, weights, extra=extra)

@@ -56,9 +56,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RowAdapters:
-    """Each row's adapter, numbers [N] int64, and which ones there are; 0 is the base model."""
+    """The number of each row's adapter, and which ones there are; 0 is the base model."""
 
-    numbers: Tensor
+    numbers: list[int]
     used: frozenset[int]
 
 
@@ -93,14 +93,14 @@ def build_batch(
         Queries(rows, at[rows].view(len(block), -1), [chunk.end for chunk in block], [chunk.pages for chunk in block], page_size)
         for block, rows in blocks
     ]
-    return Batch(tokens, at, torch.tensor(slots, device=device), tuple(groups), _row_adapters(chunks, device))
+    return Batch(tokens, at, torch.tensor(slots, device=device), tuple(groups), _row_adapters(chunks))
 
 
-def _row_adapters(chunks: Sequence[Chunk], device: torch.device) -> RowAdapters | None:
+def _row_adapters(chunks: Sequence[Chunk]) -> RowAdapters | None:
     used = frozenset(chunk.adapter for chunk in chunks)
     if used == {0}:
         return None
-    return RowAdapters(torch.tensor([chunk.adapter for chunk in chunks for _ in chunk.tokens], device=device), used)
+    return RowAdapters([chunk.adapter for chunk in chunks for _ in chunk.tokens], used)
 
 
 def _blocks(chunks: Sequence[Chunk], config: ModelConfig, workspace: int) -> Iterator[list[Chunk]]:

@@ -135,8 +135,8 @@ def test_adapters_come_and_go_while_requests_run(folders: dict[str, Path], truth
     engine.abort(long.id)
     assert running.last().finish_reason is FinishReason.ABORT
     stacks = store(engine)._model
-    poll(lambda: not any(1 in stack.layout.spans for stack in stacks.stacks.values()), "the adapter's memory is free")
-    assert {number for stack in stacks.stacks.values() for number in stack.layout.spans} == {two.number}
+    poll(lambda: not any(1 in stack.layout.places for stack in stacks.stacks.values()), "the adapter's memory is free")
+    assert {number for stack in stacks.stacks.values() for number in stack.layout.places} == {two.number}
     assert client.submit(on("two")).tokens() == truth["two"]
     store(engine).unload("two")
     assert stacks.stacks == {}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from glm5_runtime.model.adapters import Stacks
     from glm5_runtime.model.decoder import Decoder
 
 PEFT = Path(__file__).parents[2] / "fixtures" / "adapters" / "peft"
@@ -109,17 +110,20 @@ def test_an_adapter_whose_numbers_overflow_spoils_no_row_of_another(tiny_dir: Pa
 
 def test_taking_one_adapter_away_leaves_the_others_and_their_memory_alone(tiny_dir: Path, tmp_path: Path) -> None:
     config = ours(tiny_dir).config
-    folders = [write_adapter(tmp_path / str(seed), config, rank=8, strength=0.05, seed=seed) for seed in range(3)]
+    folders = [write_adapter(tmp_path / str(rank), config, rank=rank, strength=0.05, seed=rank) for rank in (8, 24, 9)]
     decoder = with_adapters(tiny_dir, *folders)
     before = [run(decoder, number) for number in (1, 2, 3)]
     adapters = decoder.adapters
     assert adapters is not None
-    rows = {name: each.pair.down.shape[-2] for name, each in adapters.stacks.items()}
+    assert sizes_of(adapters.stacks, "o_proj") == {(3, 24)}
 
     adapters.stacks = stack(adapters.stacks, {}, {1, 3})
 
-    assert gap(run(decoder, 1), before[0]) == gap(run(decoder, 3), before[2]) == 0
-    assert {name: 3 * each.pair.down.shape[-2] for name, each in adapters.stacks.items()} == {
-        name: 2 * count for name, count in rows.items()
-    }
+    assert max(gap(run(decoder, 1), before[0]), gap(run(decoder, 3), before[2])) < 1e-5
+    assert sizes_of(adapters.stacks, "o_proj") == {(2, 16)}
     assert stack(adapters.stacks, {}, set()) == {}
+
+
+def sizes_of(stacks: Stacks, module: str) -> set[tuple[int, int]]:
+    """Adapters and ranks that the stacks of a module have room for."""
+    return {(each.pair.down.shape[0], each.pair.down.shape[1]) for name, each in stacks.items() if name.endswith(module)}
