@@ -101,7 +101,9 @@ class ModelConfig(BaseModel):
 
     def with_draft_layer(self) -> Self:
         """The same model with the layer behind the last that drafts tokens: it has experts and an indexer of its own."""
-        return self.model_copy(update={"indexer_types": (*self.indexer_types, "full"), "mlp_layer_types": (*self.mlp_layer_types, "sparse")})
+        return self.model_copy(
+            update={"indexer_types": (*self.indexer_types, "full"), "mlp_layer_types": (*self.mlp_layer_types, "sparse")}
+        )
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> Self:
@@ -397,7 +399,10 @@ class EngineConfig(BaseModel):
         default=True, description="Requests that begin alike share the pages of their beginning instead of computing it again."
     )
     speculative_tokens: int = Field(
-        0, ge=0, le=MAX_DRAFTS, description="Tokens guessed ahead and checked in one step. 0: none. The text stays the same; it comes faster."
+        0,
+        ge=0,
+        le=MAX_DRAFTS,
+        description="Tokens guessed ahead and checked in one step. 0: none. The text stays the same; it comes faster.",
     )
     speculative_method: Literal["auto", "mtp", "ngram"] = Field(
         "auto",
@@ -429,7 +434,9 @@ class EngineConfig(BaseModel):
     def _every_sequence_can_decode(self) -> Self:
         least = self.max_sequences * (1 + self.speculative_tokens)
         if self.max_batched_tokens < least:
-            raise ValueError(f"max_batched_tokens {self.max_batched_tokens} is less than what max_sequences take ({least}): some would starve")
+            raise ValueError(
+                f"max_batched_tokens {self.max_batched_tokens} is less than what max_sequences take ({least}): some would starve"
+            )
         if len(self.context_tiers) >= self.max_sequences:
             raise ValueError(
                 f"max_sequences {self.max_sequences} is too few for {len(self.context_tiers)} context_tiers and longer requests"

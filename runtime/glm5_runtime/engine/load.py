@@ -80,7 +80,7 @@ def load_steps(
         device = rank_device(device, rank, config.ranks)
         join(rank, config, rendezvous, device)
         ranks, idle = Ranks(rank, config.tensor_parallel_size, config.data_parallel_size, config.enable_expert_parallel), IDLE_PAGES
-        ranks.join()
+        ranks.join(config.exchange_timeout)
     dtype = _dtype(config, model_config, device)
     decoder = load_decoder(model_config, model_dir, _operators(config, device), device, dtype, ranks=ranks)
     adapters = adapter_store(decoder, model_dir, config, device, dtype)

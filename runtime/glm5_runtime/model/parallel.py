@@ -11,6 +11,7 @@ that a device has worked out, as it would with all-to-all.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,15 +62,15 @@ class Ranks:
         """Into how many parts each expert is cut."""
         return 1 if self.spread_experts else self.tensor_size
 
-    def join(self) -> None:
-        """Make the groups; every rank of an initialised torch.distributed calls it. `finish` needs nothing else."""
+    def join(self, timeout: float) -> None:
+        """Make the groups; every rank of an initialised torch.distributed calls it. `timeout`: longest exchange, seconds."""
         for first in range(0, self.size, self.tensor_size):
-            self._take(list(range(first, first + self.tensor_size)), "tensor_group")
+            self._take(list(range(first, first + self.tensor_size)), "tensor_group", timeout)
         for first in range(self.tensor_size):
-            self._take(list(range(first, self.size, self.tensor_size)), "data_group")
+            self._take(list(range(first, self.size, self.tensor_size)), "data_group", timeout)
 
-    def _take(self, members: list[int], name: str) -> None:
-        group = dist.new_group(members)  # made by all ranks, in one order
+    def _take(self, members: list[int], name: str, timeout: float) -> None:
+        group = dist.new_group(members, timedelta(seconds=timeout))  # made by all ranks, in one order
         if self.rank in members:
             setattr(self, name, group)
 
