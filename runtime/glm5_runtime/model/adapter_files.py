@@ -234,6 +234,8 @@ def _place(checkpoint: Checkpoint, module: str, names: tuple[str, str], known: M
     for place in (f"{experts}.gate_up_proj", f"{experts}.down_proj"):
         if place in known and (known[place].inputs, known[place].outputs) == (inputs, outputs):
             return place
+    if f"{experts}.down_proj" in known:
+        raise AdapterError(f"{names[0]} takes {inputs} and gives {outputs} numbers, as no experts of this model: it is for another base")
     return None
 
 
