@@ -117,14 +117,17 @@ def _tool(rule: str, function: FunctionDef, marker: Mapping[str, str]) -> list[s
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
     required = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
-    keys = list(dict.fromkeys([*properties, *required]))
-    used = [f"{rule}_{place}{'' if key in required else '?'}" for place, key in enumerate(keys)]
+    keys, needed, size = list(dict.fromkeys([*properties, *required])), set(required), 0
+    used = [f"{rule}_{place}{'' if key in needed else '?'}" for place, key in enumerate(keys)]
     lines = []
     if not keys and schema.get("additionalProperties", not strict):
         used, lines = [f"{rule}_any*"], [f"{rule}_any: {pair('TEXT', 'TEXT')}"]
     for place, key in enumerate(keys):
         lines.append(f"{rule}_{place}: {pair(_literal(key), f'{rule}_{place}_value')}")
         lines.append(f"{rule}_{place}_value: {_value(properties.get(key), schema, strict=strict)}")
+        size += len(lines[-1])
+        if size > MAX_GRAMMAR_BYTES:  # shared definitions stand in each value: stop before they have multiplied
+            raise bad_request(f"tools: the parameters of {function.name} are too large to be held to; send a smaller schema", "tools")
     return [f"{rule}: {_literal(function.name)} {' '.join(used)}", *lines]
 
 

@@ -9,6 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
+from glm5_runtime.server.errors import ApiError
 from glm5_runtime.server.grammar import tool_grammar
 from glm5_runtime.server.grammar_trial import make_tokenizer, prepare
 from glm5_runtime.server.protocol import FunctionDef
@@ -112,6 +113,16 @@ async def test_with_strict_functions_the_model_may_still_just_answer(client: htt
 
     assert "tool_calls" not in message
     assert message["content"]
+
+
+def test_definitions_that_would_multiply_are_refused_before_they_do(tokenizer: TextTokenizer) -> None:
+    definitions = {f"d{index}": {"type": "object", "description": "x" * 200} for index in range(3000)}
+    schema = {"$defs": definitions, "properties": {name: {"$ref": f"#/$defs/{name}"} for name in definitions}}
+
+    with pytest.raises(ApiError) as refused:
+        tool_grammar([FunctionDef(name="f", parameters=schema)], tokenizer.raw.token_to_id, several=True, opened=False)
+
+    assert (refused.value.status, refused.value.param) == (400, "tools")
 
 
 ONE = "<tool_call>set<arg_key>id</arg_key><arg_value>7</arg_value><arg_key>n</arg_key><arg_value>{}</arg_value></tool_call>"
