@@ -17,6 +17,7 @@ from glm5_runtime.config import ModelConfig
 from glm5_runtime.model.checkpoint_files import WeightsError
 from glm5_runtime.model.layers import Linear
 from glm5_runtime.model.moe import Experts
+from glm5_runtime.model.parallel import ALONE, Ranks
 from glm5_runtime.model.quant import DESCRIPTION, QuantExperts, QuantLinear
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
@@ -274,6 +275,25 @@ def test_modelslims_file_names_are_found(w8a8: Changed, made: Mapping[str, Path]
     (w8a8.folder / DESCRIPTION).write_text(json.dumps(w8a8.kinds))
     expected = ours(made["w8a8"]).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in ours(w8a8.folder).state_dict().items())
+
+
+@pytest.mark.parametrize("spread", [False, True], ids=["experts cut", "experts dealt out"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
+def test_two_ranks_hold_the_whole_models_integers_and_scales_between_them(scheme: str, spread: bool, made: Mapping[str, Path]) -> None:
+    def parameters(ranks: Ranks) -> dict[str, Tensor]:
+        config, device = ModelConfig.from_dir(made[scheme]), torch.device("cpu")
+        return dict(load_decoder(config, made[scheme], operators("cpu"), device, torch.float32, ranks=ranks).named_parameters())
+
+    whole, halves = parameters(ALONE), [parameters(Ranks(rank, 2, spread_experts=spread)) for rank in (0, 1)]
+    for name, tensor in whole.items():
+        parts = [half[name] for half in halves]
+        axis = next((axis for axis, (full, part) in enumerate(zip(tensor.shape, parts[0].shape, strict=True)) if full != part), None)
+        if axis is None:
+            assert all(torch.equal(part, tensor) for part in parts)
+            continue
+        fused = 2 if "gate_up_proj" in name and axis == tensor.dim() - 2 else 1  # each rank's rows are of the gate, then of up
+        pieces = zip(*(part.chunk(fused, axis) for part in parts), strict=True)
+        assert torch.equal(torch.cat([torch.cat(piece, axis) for piece in pieces], axis), tensor)
 
 
 def test_unknown_tensors_beside_quantised_ones_are_still_refused(w8a8: Changed) -> None:

@@ -37,12 +37,13 @@ def _allowed(sparse: SparseKV, query: int) -> list[int]:
     return [place for place in everything if place > query - sparse.window or sampled[place]]
 
 
+@pytest.mark.parametrize("k", [16, 60], ids=["few", "more than some see"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("ends", "count"), [([150], 1), ([150, 90, 40], 1), ([150], 30), ([80], 80), ([66], 4), ([150, 97], 5)],
     ids=["decode", "decodes of several lengths", "prompt's end", "prompt", "across the beginning", "drafts"],
 )  # fmt: skip
-def test_each_query_chooses_the_best_of_its_window_and_its_sample(ends: list[int], count: int, packed: bool) -> None:
+def test_each_query_chooses_the_best_of_its_window_and_its_sample(ends: list[int], count: int, packed: bool, k: int) -> None:
     index = _random(PAGES * PAGE, 6)
     cache = LayerCache(index, index, index)
     if packed:
@@ -54,13 +55,13 @@ def test_each_query_chooses_the_best_of_its_window_and_its_sample(ends: list[int
     positions = torch.tensor([list(range(end - count, end)) for end in ends])
     queries = Queries(slice(0, positions.numel()), positions, ends, pages, PAGE)
     query, weights = _random(positions.numel(), 3, 6, seed=2), torch.rand(positions.numel(), 3, generator=torch.Generator().manual_seed(3))
-    chosen = thinned(operators("cpu"), SMALL).choose(query, weights, cache, queries, k=16, select=None).positions
+    chosen = thinned(operators("cpu"), SMALL).choose(query, weights, cache, queries, k=k, select=None).positions
     for row, position in enumerate(positions.flatten().tolist()):
         sequence, place = divmod(row, count)
         allowed = _allowed(SMALL, position) if max(ends) > SMALL.begin else list(range(position + 1))
         slots = [pages[sequence][p // PAGE] * PAGE + p % PAGE for p in allowed]
         scores = ((query[row] @ index[slots].T).relu() * weights[row].unsqueeze(1)).sum(0)
-        best = {allowed[at] for at in reference.select_tokens(scores.unsqueeze(0), 16)[0].tolist()}
+        best = {allowed[at] for at in reference.select_tokens(scores.unsqueeze(0), min(k, SMALL.window))[0].tolist()}
         assert {p for p in chosen[sequence, place].tolist() if p <= position} == best
 
 
