@@ -134,7 +134,7 @@ class ServeArguments(BaseModel):
     prefix_cache: Literal["on", "off"] = "on"
     speculative_tokens: int = Field(0, ge=0, le=MAX_DRAFTS)
     speculative_method: Literal["auto", "mtp", "ngram"] = "auto"
-    enable_lora: bool | None = None
+    enable_lora: bool = False
     max_loras: int = Field(8, ge=1, le=256)
     max_lora_rank: int = Field(16, ge=1, le=1024)
     lora_modules: tuple[Annotated[tuple[str, Path], BeforeValidator(_named_folder)], ...] | None = None
@@ -273,7 +273,7 @@ Hooks = Annotated[
         metavar="COMMAND|URL", help="Gets one JSON object for each request that was computed; may be given several times. [default: none]"
     ),
 ]
-EnableLora = Annotated[bool | None, typer.Option("--enable-lora", help="Serve LoRA adapters beside the model.")]
+EnableLora = Annotated[bool, typer.Option("--enable-lora", help="Serve LoRA adapters beside the model.")]
 MaxLoras = Annotated[Text, typer.Option(metavar="N", help="Adapters that may be loaded at the same time. [default: 8]")]
 MaxLoraRank = Annotated[Text, typer.Option(metavar="N", help="Largest rank of an adapter. [default: 16]")]
 LoraModules = Annotated[
@@ -376,7 +376,7 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     prefix_cache: Annotated[
         Text, typer.Option(metavar="on|off", help="Compute the beginning that prompts have in common once. [default: on]")
     ] = None,
-    enable_lora: EnableLora = None,
+    enable_lora: EnableLora = False,
     max_loras: MaxLoras = None,
     max_lora_rank: MaxLoraRank = None,
     lora_modules: LoraModules = None,
