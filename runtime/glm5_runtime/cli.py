@@ -21,18 +21,51 @@ import typer
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from glm5_runtime import device as devices
-from glm5_runtime.config import LEAST_SAMPLE, MAX_DRAFTS, ConfigError, ContextTier, EngineConfig, ModelConfig, complete_tiers, parse_tiers
+from glm5_runtime.config import (
+    LEAST_SAMPLE,
+    MAX_DRAFTS,
+    MAX_RANKS,
+    ConfigError,
+    ContextTier,
+    EngineConfig,
+    ModelConfig,
+    complete_tiers,
+    parallel_faults,
+    parse_tiers,
+)
+from glm5_runtime.options import (
+    VERSIONS,
+    AuditLog,
+    CacheType,
+    ContextTiers,
+    DataParallel,
+    Device,
+    EnableLora,
+    ExpertParallel,
+    Hooks,
+    LoraDir,
+    LoraModules,
+    MaxLoraRank,
+    MaxLoras,
+    MemoryFraction,
+    MemoryLimit,
+    MemoryReserve,
+    ModelVersion,
+    PageSize,
+    SparseKV,
+    SpeculativeMethod,
+    SpeculativeTokens,
+    TensorParallel,
+    Text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 API_KEY = "GLM5_API_KEY"
-DEVICE = "GLM5_DEVICE"
-MAX_MEM = "ASCEND_MAX_MEM"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}"
-_VERSIONS = ("5", "5.1", "5.2", "5.3")
-_TEMPLATES = ("auto", *_VERSIONS)
+_TEMPLATES = ("auto", *VERSIONS)
 
 app = typer.Typer(name="glm5-runtime", help="Serve a GLM-5 checkpoint.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -134,7 +167,10 @@ class ServeArguments(BaseModel):
     prefix_cache: Literal["on", "off"] = "on"
     speculative_tokens: int = Field(0, ge=0, le=MAX_DRAFTS)
     speculative_method: Literal["auto", "mtp", "ngram"] = "auto"
-    enable_lora: bool = False
+    tensor_parallel_size: int = Field(1, ge=1, le=MAX_RANKS)
+    data_parallel_size: int = Field(1, ge=1, le=MAX_RANKS)
+    enable_expert_parallel: bool | None = None
+    enable_lora: bool | None = None
     max_loras: int = Field(8, ge=1, le=256)
     max_lora_rank: int = Field(16, ge=1, le=1024)
     lora_modules: tuple[Annotated[tuple[str, Path], BeforeValidator(_named_folder)], ...] | None = None
@@ -220,6 +256,18 @@ def check_files(folder: Path, chat_template: str, max_model_len: int | None, tie
     return faults
 
 
+def check_ranks(arguments: ServeArguments) -> list[str]:
+    """What stands against so many processes; reads the checkpoint's config.json, whose own faults are `check_files`'s to tell."""
+    tensor, data = arguments.tensor_parallel_size, arguments.data_parallel_size
+    try:
+        config = ModelConfig.from_dir(arguments.model)
+    except ConfigError:
+        return []
+    return parallel_faults(
+        config, tensor, data, spread_experts=bool(arguments.enable_expert_parallel), adapters=bool(arguments.enable_lora)
+    )
+
+
 def read_key(environ: Mapping[str, str]) -> str | None:
     """The API key, if one is set. A key that is set and empty is a mistake, not an open door."""
     raw = environ.get(API_KEY)
@@ -244,80 +292,6 @@ def _root(
     ] = False,
 ) -> None:
     """Serve a GLM-5 checkpoint on CPU, NPU or CUDA."""
-
-
-Text = str | None  # every option arrives as text: pydantic checks all of them together and names each fault
-PageSize = Annotated[
-    Text, typer.Option(metavar="N", help="Tokens in a cache page; small pages waste less and share more beginnings. [default: 16]")
-]
-CacheType = Annotated[
-    Text,
-    typer.Option(
-        metavar="auto|bfloat16|float16|float32|int8|int4",
-        help="Type of the cache; auto: --dtype. int8 and int4 hold about twice and three times as much as bfloat16. [default: auto]",
-    ),
-]
-SparseKV = Annotated[
-    Text,
-    typer.Option(
-        metavar="off|on|RATIO",
-        help="Beyond 8192 tokens look at the last 4096 and a sample of the others; on is 0.25. Less is found. [default: off]",
-    ),
-]
-AuditLog = Annotated[
-    Text, typer.Option(metavar="PATH|-", help="One JSON line a request, without content, to a file or standard output. [default: none]")
-]
-Hooks = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COMMAND|URL", help="Gets one JSON object for each request that was computed; may be given several times. [default: none]"
-    ),
-]
-EnableLora = Annotated[bool, typer.Option("--enable-lora", help="Serve LoRA adapters beside the model.")]
-MaxLoras = Annotated[Text, typer.Option(metavar="N", help="Adapters that may be loaded at the same time. [default: 8]")]
-MaxLoraRank = Annotated[Text, typer.Option(metavar="N", help="Largest rank of an adapter. [default: 16]")]
-LoraModules = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=DIR", help="An adapter to load at start; may be given several times. [default: none]"),
-]
-LoraDir = Annotated[
-    Text,
-    typer.Option(metavar="DIR", help="Folder within which /v1/load_lora_adapter may load adapters; without it none. [default: none]"),
-]
-Device = Annotated[
-    Text,
-    typer.Option(
-        metavar="auto|cpu|npu|cuda",
-        envvar=DEVICE,
-        show_envvar=False,
-        help="Where the model runs; auto: NPU, else CUDA, else CPU, but never beside a card that is held and can't be used."
-        " [default: GLM5_DEVICE, else auto]",
-    ),
-]
-ModelVersion = Annotated[
-    Text,
-    typer.Option(
-        metavar="|".join(_VERSIONS),
-        help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
-    ),
-]
-MemoryFraction = Annotated[
-    Text, typer.Option(metavar="N", help="Share of the device's memory that may be in use; a container's limit counts. [default: 0.9]")
-]
-MemoryReserve = Annotated[Text, typer.Option(metavar="SIZE", help="Memory of the device that stays free besides. [default: 0]")]
-MemoryLimit = Annotated[
-    Text,
-    typer.Option(
-        metavar="SIZE",
-        envvar=MAX_MEM,
-        show_envvar=False,
-        help="Most memory of the device that this process uses, such as 28G. [default: ASCEND_MAX_MEM, else none]",
-    ),
-]
-ContextTiers = Annotated[
-    Text,
-    typer.Option(metavar="4k:0.5,16k,…", help="Classes of requests by length, and the share that each has to itself. [default: none]"),
-]
 
 
 @app.command()
@@ -360,15 +334,8 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
         typer.Option(metavar="auto|5|5.1|5.2|5.3|PATH", help="auto: the checkpoint's own, else by the model's version. [default: auto]"),
     ] = None,
     model_version: ModelVersion = None,
-    speculative_tokens: Annotated[
-        Text, typer.Option(metavar="N", help="Tokens guessed ahead and checked in one step; the text stays the same. [default: 0]")
-    ] = None,
-    speculative_method: Annotated[
-        Text,
-        typer.Option(
-            metavar="auto|mtp|ngram", help="Who guesses: the checkpoint's MTP layer, or the text where it repeats itself. [default: auto]"
-        ),
-    ] = None,
+    speculative_tokens: SpeculativeTokens = None,
+    speculative_method: SpeculativeMethod = None,
     memory_fraction: MemoryFraction = None,
     memory_reserve: MemoryReserve = None,
     memory_limit: MemoryLimit = None,
@@ -376,7 +343,10 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     prefix_cache: Annotated[
         Text, typer.Option(metavar="on|off", help="Compute the beginning that prompts have in common once. [default: on]")
     ] = None,
-    enable_lora: EnableLora = False,
+    tensor_parallel_size: TensorParallel = None,
+    data_parallel_size: DataParallel = None,
+    enable_expert_parallel: ExpertParallel = None,
+    enable_lora: EnableLora = None,
     max_loras: MaxLoras = None,
     max_lora_rank: MaxLoraRank = None,
     lora_modules: LoraModules = None,
@@ -411,6 +381,7 @@ def _checked(given: Mapping[str, Any]) -> tuple[ServeArguments, str | None]:
     try:
         arguments = check_arguments(given)
         faults += check_files(arguments.model, arguments.chat_template, arguments.max_model_len, arguments.context_tiers or ())
+        faults += check_ranks(arguments)
         folders = [("lora-modules", path) for _, path in arguments.lora_modules or ()]
         folders += [("lora-dir", arguments.lora_dir)] if arguments.lora_dir is not None else []
         faults += [f"--{flag}: {path} is not a folder" for flag, path in folders if not path.is_dir()]
@@ -465,6 +436,9 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         prefix_cache=arguments.prefix_cache == "on",
         speculative_tokens=arguments.speculative_tokens,
         speculative_method=arguments.speculative_method,
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        data_parallel_size=arguments.data_parallel_size,
+        enable_expert_parallel=bool(arguments.enable_expert_parallel),
         max_loras=arguments.max_loras if arguments.enable_lora else 0,
         max_lora_rank=arguments.max_lora_rank,
         lora_modules=arguments.lora_modules or (),

@@ -96,6 +96,7 @@ class Engine:
             self._thread.join()
         else:
             self._end_all(FinishReason.ABORT, "the engine was stopped before it started")
+            self._runner.close()
 
     def fail(self, fault: str) -> None:
         """Something that the engine needs is gone: it ends as if a step had failed, whatever it is waiting for. From any thread."""

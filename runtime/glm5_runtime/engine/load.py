@@ -50,7 +50,7 @@ def load_engine(model_dir: Path, config: EngineConfig, start_rank: Callable[[Ran
         steps = load_steps(model_dir, config)
         return _engine(steps.decoder.config, config, steps, steps.cache.pages, steps.adapters)
     sizes = config.tensor_parallel_size, config.data_parallel_size
-    if faults := parallel_faults(model_config, *sizes, spread_experts=config.enable_expert_parallel):
+    if faults := parallel_faults(model_config, *sizes, spread_experts=config.enable_expert_parallel, adapters=config.max_loras > 0):
         raise ConfigError("; ".join(faults))
     team = Team(model_dir, config, start_rank)
     try:
