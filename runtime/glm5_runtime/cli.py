@@ -169,8 +169,8 @@ class ServeArguments(BaseModel):
     speculative_method: Literal["auto", "mtp", "ngram"] = "auto"
     tensor_parallel_size: int = Field(1, ge=1, le=MAX_RANKS)
     data_parallel_size: int = Field(1, ge=1, le=MAX_RANKS)
-    enable_expert_parallel: bool | None = None
-    enable_lora: bool | None = None
+    enable_expert_parallel: bool = False
+    enable_lora: bool = False
     max_loras: int = Field(8, ge=1, le=256)
     max_lora_rank: int = Field(16, ge=1, le=1024)
     lora_modules: tuple[Annotated[tuple[str, Path], BeforeValidator(_named_folder)], ...] | None = None
@@ -263,9 +263,7 @@ def check_ranks(arguments: ServeArguments) -> list[str]:
         config = ModelConfig.from_dir(arguments.model)
     except ConfigError:
         return []
-    return parallel_faults(
-        config, tensor, data, spread_experts=bool(arguments.enable_expert_parallel), adapters=bool(arguments.enable_lora)
-    )
+    return parallel_faults(config, tensor, data, spread_experts=arguments.enable_expert_parallel, adapters=arguments.enable_lora)
 
 
 def read_key(environ: Mapping[str, str]) -> str | None:
@@ -345,8 +343,8 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     ] = None,
     tensor_parallel_size: TensorParallel = None,
     data_parallel_size: DataParallel = None,
-    enable_expert_parallel: ExpertParallel = None,
-    enable_lora: EnableLora = None,
+    enable_expert_parallel: ExpertParallel = False,
+    enable_lora: EnableLora = False,
     max_loras: MaxLoras = None,
     max_lora_rank: MaxLoraRank = None,
     lora_modules: LoraModules = None,
@@ -438,7 +436,7 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         speculative_method=arguments.speculative_method,
         tensor_parallel_size=arguments.tensor_parallel_size,
         data_parallel_size=arguments.data_parallel_size,
-        enable_expert_parallel=bool(arguments.enable_expert_parallel),
+        enable_expert_parallel=arguments.enable_expert_parallel,
         max_loras=arguments.max_loras if arguments.enable_lora else 0,
         max_lora_rank=arguments.max_lora_rank,
         lora_modules=arguments.lora_modules or (),

@@ -39,7 +39,7 @@ Hooks = Annotated[
         metavar="COMMAND|URL", help="Gets one JSON object for each request that was computed; may be given several times. [default: none]"
     ),
 ]
-EnableLora = Annotated[bool | None, typer.Option("--enable-lora", help="Serve LoRA adapters beside the model.")]
+EnableLora = Annotated[bool, typer.Option("--enable-lora", help="Serve LoRA adapters beside the model.")]
 MaxLoras = Annotated[Text, typer.Option(metavar="N", help="Adapters that may be loaded at the same time. [default: 8]")]
 MaxLoraRank = Annotated[Text, typer.Option(metavar="N", help="Largest rank of an adapter. [default: 16]")]
 LoraModules = Annotated[
@@ -101,5 +101,5 @@ DataParallel = Annotated[
     typer.Option(metavar="N", help="Groups of such processes with sequences of their own, which share the experts. [default: 1]"),
 ]
 ExpertParallel = Annotated[
-    bool | None, typer.Option("--enable-expert-parallel", help="Deal the experts out whole over all processes instead of dividing each.")
+    bool, typer.Option("--enable-expert-parallel", help="Deal the experts out whole over all processes instead of dividing each.")
 ]
