@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -98,7 +98,18 @@ class Queries:
         return x[self.rows].view(*self.positions.shape, *x.shape[1:])
 
     def read(self, cache: Rows) -> Tensor:
-        """The contexts' rows of a cache [S, W] → [B, T, W]: a view where they lie side by side."""
+        """The contexts' rows of a cache [S, W] → [B, T, W]: a view where they lie side by side and are no packed ones."""
         if self.first is not None:
             return cache[self.first : self.first + self.context].unsqueeze(0)
         return cache.index_select(0, self.slots.flatten()).view(*self.slots.shape, cache.shape[1])
+
+    def read_in_parts(self, cache: Rows, size: int) -> Iterator[Tensor]:
+        """The same in parts of up to so many rows, along T."""
+        step = max(1, size // len(self.ends))
+        for start in range(0, self.context, step):
+            end = min(start + step, self.context)
+            if self.first is not None:
+                yield cache[self.first + start : self.first + end].unsqueeze(0)
+            else:
+                slots = self.slots[:, start:end]
+                yield cache.index_select(0, slots.flatten()).view(*slots.shape, cache.shape[1])

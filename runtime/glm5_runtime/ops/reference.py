@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 INDEX_BYTES = 8 << 20
 """Products of queries with all index keys held at a time: larger ones leave the processor's cache and cost twice as much."""
+PACKED_ROWS = 4096
+"""Packed index keys unpacked at a time, for the same reason: all of 128K at once take four times as long."""
 GATHER_BEYOND = 16
 """A prompt's queries read all latents under a mask while the context is at most so many times the selection: one product of all
 queries with all keys is faster than small ones with each query's own keys until those are this much fewer (measured, H 8, L 128)."""
@@ -120,7 +122,11 @@ def choose(
     are visible.
     """
     assert cache.index is not None, "a full layer has an index cache"
-    scores = index_scores(queries.of(query), queries.of(weights), queries.read(cache.index))
+    asked = queries.of(query), queries.of(weights)
+    if isinstance(cache.index, Tensor):
+        scores = index_scores(*asked, queries.read(cache.index))
+    else:
+        scores = torch.cat([index_scores(*asked, keys) for keys in queries.read_in_parts(cache.index, PACKED_ROWS)], dim=-1)
     if queries.hidden is not None:
         scores.masked_fill_(queries.hidden, float("-inf"))
     return Selection((select or select_tokens)(scores, k))

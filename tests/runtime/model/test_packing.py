@@ -71,8 +71,9 @@ def test_a_row_that_is_not_finite_is_read_as_nan_and_its_neighbours_are_not(bits
 @pytest.mark.parametrize("pages", [[2, 3, 4], [4, 2, 3]], ids=["side by side", "paged"])
 @pytest.mark.parametrize("selected", [False, True])
 @pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("unpacked", [1, 4, 4096])
 def test_attention_and_indexer_read_packed_rows_as_they_would_the_same_rows_in_fp32(
-    bits: int, pages: list[int], count: int, *, selected: bool
+    bits: int, pages: list[int], count: int, *, selected: bool, unpacked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = LayerCache(*(PackedRows.allocate(24, width, size, CPU) for width, size in ((8, bits), (4, bits), (6, 8))))
     slots = torch.arange(8, 20)
@@ -86,6 +87,7 @@ def test_attention_and_indexer_read_packed_rows_as_they_would_the_same_rows_in_f
     asked = _random(count, 3, 8, seed=4), _random(count, 3, 4, seed=5)
     results = [reference.attend(*asked, cache, queries, selection, scale=0.3) for cache in (packed, plain)]
     assert torch.allclose(*results, atol=1e-6)
+    monkeypatch.setattr(reference, "PACKED_ROWS", unpacked)
     chosen = [
         reference.choose(_random(count, 2, 6), _random(count, 2), cache, queries, k=3, select=None).positions for cache in (packed, plain)
     ]
