@@ -146,7 +146,7 @@ class AdapterStore:
             self._model.stacks = stack(self._model.stacks, {}, set(self._held) - {adapter.number})
             with self._lock:
                 del self._held[adapter.number]
-        log.info("adapter %r is out of memory's way", adapter.name)
+        log.info("adapter %r is not in use any more, its memory is free", adapter.name)
 
     def has(self, name: str) -> bool:
         """Whether a request can name it."""

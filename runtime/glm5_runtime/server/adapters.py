@@ -55,7 +55,8 @@ async def load(request: Request) -> Response:
     from glm5_runtime.model.adapter_files import AdapterError  # noqa: PLC0415 - brings torch, which is loaded by now
 
     try:
-        adapter = await asyncio.to_thread(lambda: store.load(body.lora_name, _within(root, body.lora_path), body.sha256))
+        async with service.changing_adapters:
+            adapter = await asyncio.to_thread(lambda: store.load(body.lora_name, _within(root, body.lora_path), body.sha256))
     except AdapterError as error:
         raise bad_request(str(error).replace(f"{root.resolve()}/", ""), "lora_path") from error
     return PlainTextResponse(f"Success: LoRA adapter {adapter.name!r} added successfully.\nsha256: {adapter.sha256}\n")
@@ -81,7 +82,8 @@ async def unload(request: Request) -> Response:
     from glm5_runtime.engine.adapters import UnknownAdapter  # noqa: PLC0415 - brings torch, which is loaded by now
 
     try:
-        await asyncio.to_thread(store.unload, body.lora_name)
+        async with service.changing_adapters:
+            await asyncio.to_thread(store.unload, body.lora_name)
     except UnknownAdapter:
         raise ApiError(404, f"the adapter {body.lora_name!r} is not loaded", param="lora_name", code="model_not_found") from None
     return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.\n")

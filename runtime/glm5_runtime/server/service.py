@@ -85,6 +85,7 @@ class Service:
         self._bodies = BodyClock()
         self.active = 0
         self._aside = Aside()
+        self.changing_adapters = asyncio.Lock()  # one at a time: a load keeps a thread for as long as its file takes
         self.idle = asyncio.Event()
         self.idle.set()
         self.watch = EngineWatch(settings.patience)

@@ -14,6 +14,7 @@ from glm5_runtime.engine.adapters import AdapterStore, UnknownAdapter
 from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.request import FinishReason, Request
 from glm5_runtime.model.adapter_files import AdapterError
+from glm5_runtime.tools.quantize import quantize
 from tests.runtime.engine.client import TINY, Client, ask, encode, greedy, poll, question
 from tests.runtime.model.oracle import logits_of, ours
 from tests.support.adapters import ATTENTION, EVERYTHING, EXPERTS, merge, write_adapter
@@ -199,6 +200,14 @@ def test_an_engine_without_adapters_refuses_their_names(folders: dict[str, Path]
     assert "no adapter 'one'" in (plain.refusal(on("one")) or "")
     assert Client(plain).submit(on("one")).last().finish_reason is FinishReason.ERROR
     plain.stop()
+
+
+def test_no_adapter_acts_on_experts_in_integers(folders: dict[str, Path], tmp_path: Path) -> None:
+    quantize(TINY, tmp_path / "tiny-glm5", "w4a8")
+    engine = load_engine(tmp_path / "tiny-glm5", EngineConfig(max_loras=1, cache_tokens=4096))
+    with pytest.raises(AdapterError, match=r"layers.1.mlp.experts.down_proj takes no adapter here because its weights are quantised"):
+        store(engine).load("three", folders["three"])
+    assert store(engine).load("two", folders["two"]).rank == 8
 
 
 def test_a_bad_adapter_at_start_is_the_configs_fault(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from glm5_runtime.model.adapter_files import read_adapter
 from glm5_runtime.model.adapters import install, stack
 from glm5_runtime.model.batch import Chunk, build_batch
+from glm5_runtime.tools.quantize import quantize
 from tests.runtime.model.oracle import CPU, PAGE, logits_of, new_cache, ours
 from tests.support.adapters import ATTENTION, EVERYTHING, EXPERTS, INDEXER, MLP, merge, write_adapter
 
@@ -69,6 +70,20 @@ def test_an_adapter_computes_what_its_merged_weights_compute(tiny_dir: Path, tmp
 
     assert gap(logits, expected) < 1e-4
     assert gap(expected, logits_of(ours(tiny_dir), TOKENS)) > 1e-3
+
+
+def test_an_adapter_on_int8_weights_computes_what_it_does_on_floats_but_for_their_rounding(tiny_dir: Path, tmp_path: Path) -> None:
+    quantize(tiny_dir, tmp_path / "w8a8", "w8a8")
+    folder = write_adapter(tmp_path / "a", ours(tiny_dir).config, ATTENTION, strength=0.1)
+    tokens = TOKENS[:60]  # beyond index_topk rounding chooses other tokens
+    plain, expected = logits_of(ours(tiny_dir), tokens), logits_of(merge(ours(tiny_dir), folder), tokens)
+    decoder = with_adapters(tmp_path / "w8a8", folder)
+    rounding = (run(decoder, 0, tokens) - plain).abs().mean()
+
+    difference = (run(decoder, 1, tokens) - expected).abs().mean()
+
+    assert difference < 1.5 * rounding
+    assert (plain - expected).abs().mean() > 6 * rounding
 
 
 def test_three_adapters_and_the_base_in_one_batch_compute_what_each_computes_alone(tiny_dir: Path, tmp_path: Path) -> None:
