@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
@@ -62,7 +63,7 @@ class Checkpoint:
                 raise WeightsError(f"{path}: tensor {name!r} is also in {self._file_of[name].name}; remove files of another download")
             self._file_of[name] = path
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """All tensors' names."""
         return frozenset(self._file_of)
