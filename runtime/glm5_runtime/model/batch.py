@@ -34,6 +34,8 @@ _TOGETHER = 1 << 15
 """Context rows that decodes read in one call. Beyond, copies of many contexts side by side cost more than calls for each."""
 _SHORT = 17
 """Chunks of at most so many tokens are computed side by side with others of their length: a token and the most that is guessed ahead."""
+_MOST_QUERIES = 512
+"""Of a prompt in one call. Its last one decides how much context all of them are multiplied with: fewer see less that they may not."""
 _GATHERED = 6
 """Bytes of a cached number in use: itself in bf16 and its copy in fp32. An fp32 cache is used as it is, with 4."""
 
@@ -120,7 +122,7 @@ def _blocks(chunks: Sequence[Chunk], config: ModelConfig, workspace: int) -> Ite
 
 def _most_queries(chunk: Chunk, config: ModelConfig, workspace: int) -> int:
     """How many of a chunk's queries fit in one call, at least one. What a call needs grows with their count."""
-    counts = range(1, len(chunk.tokens) + 1)
+    counts = range(1, min(len(chunk.tokens), _MOST_QUERIES) + 1)
     return max(1, bisect_right(counts, workspace, key=lambda queries: workspace_bytes(chunk.end, 1, queries, config)))
 
 

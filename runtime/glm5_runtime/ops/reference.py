@@ -65,7 +65,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     root = torch.addcmul(_constant(eps, x.device), length, length, value=1.0 / x.shape[-1]).rsqrt_()
-    return (wide * root).to(x.dtype) * weight
+    return (wide * root).to(x.dtype).mul_(weight)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -270,8 +270,8 @@ def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weight
         return result
     if len(chosen) == 1:  # nothing to sort
         experts = chosen[0].tolist()
-        inner = swiglu(torch.cat([functional.linear(x, gate_up[expert]) for expert in experts]))
-        outputs = torch.cat([functional.linear(inner[row : row + 1], down[expert]) for row, expert in enumerate(experts)])
+        inner = swiglu(torch.cat([torch.mm(x, gate_up[expert].t()) for expert in experts]))
+        outputs = torch.cat([torch.mm(inner[row : row + 1], down[expert].t()) for row, expert in enumerate(experts)])
         return torch.mm(weights, outputs.float()).to(x.dtype)
     return run_sorted_experts(x, gate_up, down, chosen, weights)
 
