@@ -157,6 +157,15 @@ def test_a_token_that_is_not_finite_stays_so_and_its_neighbours_are_untouched() 
     assert out.isfinite().all(dim=1).tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize("small", [0.0, 1e-44])
+def test_a_token_of_zeros_or_next_to_nothing_gives_zeros(small: float) -> None:
+    x = _random(3, 16)
+    x[1] = small
+    out = reference.quantised_linear(*reference.quantise(x), torch.ones(4, 16, dtype=torch.int8), torch.ones(4), torch.float32)
+    assert out[1].tolist() == [0.0] * 4
+    assert out[0].all()
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("first", [None, 0, 2])
 def test_quantised_experts_are_experts_with_rounded_weights_and_activations(bits: int, first: int | None) -> None:
