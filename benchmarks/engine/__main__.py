@@ -1,7 +1,7 @@
 """`make bench-engine`: every part in a process of its own, a table, a section of docs/benchmarks.md, and one line of JSON at the end.
 
-Method (requirements, row B13): both sides run in one process on one checkpoint, one after the other in every repetition; what is compared is
-the ratio of a repetition. The first run of each is not counted. The figure is the median of the repetitions, with the least and the most.
+Method: both sides run in one process on one checkpoint, one after the other in every repetition; what is compared is the ratio of a
+repetition. The first run of each is not counted. The figure is the median of the repetitions, with the least and the most.
 """
 
 from __future__ import annotations
@@ -25,9 +25,20 @@ from benchmarks.process import machine
 ROOT = Path(__file__).parents[2]
 PARTS = ("decode1", "decode16", "decode64", "long_context", "prefill", "http", "prefix", "kv_formats", "adapters", "scheduling")
 AIMS = {
-    **{"decode1_x": "≥ 6", "decode16_x": "≥ 4", "decode64_x": "≥ 4", "long_8k_x": "≥ 10", "long_32k_x": "≥ 10", "long_growth": "≤ 2"},
-    **{"prefill_x": "≥ 2", "prefill_mem": "≤ 0.5", "http_share": "≥ 0.85", "prefix_ttft": "≤ 0.2", "kv_int8_x": "≥ 1.8"},
-    **{"kv_int4_x": "≥ 2.8", "adapters_share": "≥ 0.7", "scheduler_ms": "≤ 1"},
+    "decode1_x": "≥ 6",
+    "decode16_x": "≥ 4",
+    "decode64_x": "≥ 4",
+    "long_8k_x": "≥ 10",
+    "long_32k_x": "≥ 10",
+    "long_growth": "≤ 2",
+    "prefill_x": "≥ 2",
+    "prefill_mem": "≤ 0.5",
+    "http_share": "≥ 0.85",
+    "prefix_ttft": "≤ 0.2",
+    "kv_int8_x": "≥ 1.8",
+    "kv_int4_x": "≥ 2.8",
+    "adapters_share": "≥ 0.7",
+    "scheduler_ms": "≤ 1",
 }
 console = Console(stderr=True)
 
@@ -35,15 +46,8 @@ console = Console(stderr=True)
 def main(
     part: Annotated[list[str] | None, typer.Option(help=f"Only these parts: {', '.join(PARTS)}.")] = None,
     record: Annotated[bool, typer.Option(help="Append the result to docs/benchmarks.md.")] = True,
-    child: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Measure the engine against transformers and against itself."""
-    if child:
-        from benchmarks.engine.parts import PARTS as MEASURE
-
-        assert part is not None, "the parent names it"
-        print(json.dumps(MEASURE[part[0]]()))
-        return
     found: dict[str, list[float]] = {}
     for name in part or PARTS:
         with console.status(f"{name} …"):
@@ -61,7 +65,7 @@ def run(name: str) -> dict[str, list[float]]:
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if name != "http":  # the server takes its threads from there; the others set theirs
         environ.pop("OMP_NUM_THREADS", None)
-    command = [sys.executable, "-m", "benchmarks.engine", "--child", "--part", name]
+    command = [sys.executable, "-m", "benchmarks.engine.parts", name]
     done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"part {name} failed with code {done.returncode}; run it alone: make bench-engine PARTS={name}")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import DynamicCache
 
 from benchmarks.engine import adapters, scheduler, serving
 from benchmarks.engine.sides import TINY, Ours, Theirs, best_threads, peak_bytes, prompt, random_checkpoint
 from glm5_runtime.config import ModelConfig
 from glm5_runtime.model.cache import INT4, bytes_per_token
+from tests.runtime.config.releases import GLM_5_2, write_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +28,7 @@ REPEATS = 5
 
 
 def _fastest(folder: Path, work: Callable[[Theirs], object]) -> tuple[Theirs, int]:
-    """transformers with the attention and the thread count that are best for the work."""
+    """Transformers with the attention and the thread count that are best for the work."""
     found = []
     for attention in ("eager", "sdpa"):
         side = Theirs(folder, attention)
@@ -102,8 +106,6 @@ def our_token_seconds(ours: Ours, context: int, tokens: int) -> float:
 
 def their_token_seconds(theirs: Theirs, context: int, tokens: int) -> float:
     """Median seconds of a decode step behind so much context."""
-    from transformers import DynamicCache
-
     cache = DynamicCache(config=theirs.model.config)
     took = []
     with torch.inference_mode():
@@ -139,7 +141,12 @@ def prefill() -> Figures:
             our_peak = peak_bytes(lambda fast=fast: fast.append(ours.generate([tokens], 1)))
             figures["prefill_x"].append(slow[0] / fast[0])
             figures["prefill_mem"].append(our_peak / their_peak)
-            for name, value in (("ours_s", fast[0]), ("theirs_s", slow[0]), ("ours_peak_mb", our_peak / 1e6), ("theirs_peak_mb", their_peak / 1e6)):
+            for name, value in (
+                ("ours_s", fast[0]),
+                ("theirs_s", slow[0]),
+                ("ours_peak_mb", our_peak / 1e6),
+                ("theirs_peak_mb", their_peak / 1e6),
+            ):
                 figures[name].append(value)
     return figures
 
@@ -163,8 +170,6 @@ def prefix() -> Figures:
 
 def kv_formats() -> Figures:
     """Pages per GB of the quantised caches against bf16, counted, for GLM-5.2's sizes."""
-    from tests.runtime.config.releases import GLM_5_2, write_release
-
     with tempfile.TemporaryDirectory() as scratch:
         config = ModelConfig.from_dir(write_release(Path(scratch), GLM_5_2))
     plain = bytes_per_token(config, torch.bfloat16)
@@ -203,3 +208,6 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "adapters": adapters_share,
     "scheduling": scheduling,
 }
+
+if __name__ == "__main__":
+    print(json.dumps(PARTS[sys.argv[1]]()))

@@ -30,7 +30,9 @@ def http_share() -> dict[str, list[float]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "glm5_runtime.cli", "serve", f"--model={TINY}", f"--port={port}", f"--max-sequences={CLIENTS}"]
-    server = subprocess.Popen([*command, "--prefix-cache=off", "--served-model-name=tiny", "--log-level=warning"], stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [*command, "--prefix-cache=off", "--served-model-name=tiny", "--log-level=warning"], stderr=subprocess.DEVNULL
+    )
     try:
         _wait(port)
         asyncio.run(_stream_all(port, prompts, 8))

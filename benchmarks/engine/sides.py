@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 
 from glm5_runtime.config import EngineConfig
 from glm5_runtime.engine.load import load_engine
@@ -38,6 +39,7 @@ class Ours:
         self._count = 0
 
     def submit(self, tokens: Sequence[int], new: int, sink: Callable[[Output], None] = lambda _: None, **of_request: Any) -> None:  # noqa: ANN401 - fields of Request
+        """Queue a greedy request of exactly `new` tokens."""
         self._count += 1
         params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
         self.engine.submit(Request(f"r{self._count}", tuple(tokens), params, **of_request), sink)
@@ -62,8 +64,6 @@ class Theirs:
     """transformers' model with its dynamic cache."""
 
     def __init__(self, folder: Path, attention: str) -> None:
-        import transformers
-
         transformers.utils.logging.disable_progress_bar()
         transformers.logging.set_verbosity_error()
         self.attention = attention
@@ -94,21 +94,38 @@ def best_threads(work: Callable[[], object]) -> int:
 
 def random_checkpoint(folder: Path, longest: int) -> Path:
     """The model of the long-context and prefill figures: random weights, hidden 512, 8 layers, every 4th with an indexer of its own."""
-    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
-
-    config = GlmMoeDsaConfig(
-        **{"vocab_size": 2048, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8},
-        **{"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
-        **{"index_topk": 512, "index_n_heads": 8, "index_head_dim": 64, "intermediate_size": 1024, "moe_intermediate_size": 256},
-        **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    config = transformers.GlmMoeDsaConfig(
+        vocab_size=2048,
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        q_lora_rank=256,
+        kv_lora_rank=128,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        index_topk=512,
+        index_n_heads=8,
+        index_head_dim=64,
+        intermediate_size=1024,
+        moe_intermediate_size=256,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
         indexer_types=["full" if layer % 4 == 0 else "shared" for layer in range(8)],
         mlp_layer_types=["dense", *["sparse"] * 7],
         max_position_embeddings=longest,
-        **{"bos_token_id": None, "eos_token_id": [0], "pad_token_id": None},
+        bos_token_id=None,
+        eos_token_id=[0],
+        pad_token_id=None,
         rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
     )
     torch.manual_seed(0)
-    GlmMoeDsaForCausalLM(config).save_pretrained(folder)
+    transformers.GlmMoeDsaForCausalLM(config).save_pretrained(folder)
     gc.collect()
     return folder
 

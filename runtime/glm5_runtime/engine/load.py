@@ -10,6 +10,7 @@ import torch
 from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig, complete_tiers, parallel_faults
 from glm5_runtime.engine.adapters import adapter_store
 from glm5_runtime.engine.blocks import PagePool
+from glm5_runtime.engine.buckets import Buckets
 from glm5_runtime.engine.draft import MtpDrafter, NgramDrafter
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.memory import DeviceMemory, cache_bytes, step_bytes
@@ -80,9 +81,9 @@ def load_steps(
         device = rank_device(device, rank, config.ranks)
         join(rank, config, rendezvous, device)
         ranks, idle = Ranks(rank, config.tensor_parallel_size, config.data_parallel_size, config.enable_expert_parallel), IDLE_PAGES
-        ranks.join(config.exchange_timeout)
+        ranks.join(config.exchange_timeout, device)
     dtype = _dtype(config, model_config, device)
-    decoder = load_decoder(model_config, model_dir, _operators(config, device), device, dtype, ranks=ranks)
+    decoder = load_decoder(model_config, model_dir, _operators(config, device), device, dtype, ranks=ranks, check_numbers=config.check_weights)
     adapters = adapter_store(decoder, model_dir, config, device, dtype)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
     tokens = agree(_cache_tokens(config, model_config, device, cache_dtype))
@@ -90,7 +91,7 @@ def load_steps(
     cache = KVCache.allocate(model_config, pages + idle, config.page_size, device, cache_dtype)
     _touch(cache)
     log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, cache_dtype) / 1e6)
-    return Steps(decoder, cache, device, adapters)
+    return Steps(decoder, cache, device, adapters, Buckets.from_dir(model_dir))
 
 
 def _engine(model_config: ModelConfig, config: EngineConfig, steps: StepRunner, pages: int, adapters: AdapterStore | None = None) -> Engine:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from glm5_runtime.engine.buckets import AS_THEY_COME
 from glm5_runtime.model.batch import Chunk, build_batch
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glm5_runtime.engine.adapters import AdapterStore
+    from glm5_runtime.engine.buckets import Buckets
     from glm5_runtime.model.batch import Batch
     from glm5_runtime.model.cache import KVCache
     from glm5_runtime.model.decoder import Decoder
@@ -47,10 +49,17 @@ class StepRunner(Protocol):
 
 
 class Steps:
-    """The whole model in this process."""
+    """The whole model in this process. `buckets` are for a runner that compiles; this one takes every shape as it comes."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, device: torch.device, adapters: AdapterStore | None = None) -> None:
-        self.decoder, self.cache, self.device, self.adapters = decoder, cache, device, adapters
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        device: torch.device,
+        adapters: AdapterStore | None = None,
+        buckets: Buckets = AS_THEY_COME,
+    ) -> None:
+        self.decoder, self.cache, self.device, self.adapters, self.buckets = decoder, cache, device, adapters, buckets
 
     def forward(self, chunks: Rows[Chunk]) -> Tensor:
         """See StepRunner."""
