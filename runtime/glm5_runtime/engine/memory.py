@@ -49,7 +49,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """About the most that one step's temporaries take: an attention call, the widest layer over all tokens, logits."""
     experts = model.num_experts_per_tok * (model.hidden_size + 2 * model.moe_intermediate_size)
     widest = max(experts, 2 * model.intermediate_size, model.num_attention_heads * (model.kv_lora_rank + model.qk_rope_head_dim))
-    tokens = config.max_batched_tokens * (4 * widest + 16 * model.hidden_size)
+    tokens = config.max_batched_tokens * config.data_parallel_size * (4 * widest + 16 * model.hidden_size)  # experts see all ranks' tokens
     logits = 8 * model.vocab_size * min(_LOGIT_ROWS, max(config.max_batched_tokens, config.max_sequences))
     return WORKSPACE_BYTES + tokens + logits + _adapter_bytes(config, model)
 

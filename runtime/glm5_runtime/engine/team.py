@@ -15,8 +15,10 @@ An engine that fails answers everybody and ends its children; the server then en
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -89,6 +91,8 @@ class Member:
 def launch(spec: RankSpec) -> Member:
     """Start a rank as a process of its own; it lives no longer than this one."""
     ours, theirs = socket.socketpair()
+    limit = struct.pack("ll", math.ceil(spec.config.exchange_timeout), 0)  # a child that hangs reads nothing either
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     with theirs:
         command = [sys.executable, "-m", "glm5_runtime.engine.worker", str(theirs.fileno())]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])

@@ -62,16 +62,20 @@ class Ranks:
         """Into how many parts each expert is cut."""
         return 1 if self.spread_experts else self.tensor_size
 
-    def join(self, timeout: float) -> None:
-        """Make the groups; every rank of an initialised torch.distributed calls it. `timeout`: longest exchange, seconds."""
-        for first in range(0, self.size, self.tensor_size):
-            self._take(list(range(first, first + self.tensor_size)), "tensor_group", timeout)
-        for first in range(self.tensor_size):
-            self._take(list(range(first, self.size, self.tensor_size)), "data_group", timeout)
+    def join(self, timeout: float, device: torch.device) -> None:
+        """Make the groups; every rank of an initialised torch.distributed calls it. `timeout`: longest exchange, seconds.
 
-    def _take(self, members: list[int], name: str, timeout: float) -> None:
+        Each exchanges a number at once: what exchanges need of the device's memory is taken before anybody measures what is free.
+        """
+        for first in range(0, self.size, self.tensor_size):
+            self._take(list(range(first, first + self.tensor_size)), "tensor_group", timeout, device)
+        for first in range(self.tensor_size):
+            self._take(list(range(first, self.size, self.tensor_size)), "data_group", timeout, device)
+
+    def _take(self, members: list[int], name: str, timeout: float, device: torch.device) -> None:
         group = dist.new_group(members, timedelta(seconds=timeout))  # made by all ranks, in one order
         if self.rank in members:
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
             setattr(self, name, group)
 
     def begin(self, counts: tuple[int, ...]) -> None:
