@@ -83,7 +83,8 @@ def load_steps(
         ranks, idle = Ranks(rank, config.tensor_parallel_size, config.data_parallel_size, config.enable_expert_parallel), IDLE_PAGES
         ranks.join(config.exchange_timeout, device)
     dtype = _dtype(config, model_config, device)
-    decoder = load_decoder(model_config, model_dir, _operators(config, device), device, dtype, ranks=ranks, check_numbers=config.check_weights)
+    ops, check = _operators(config, device), config.check_weights
+    decoder = load_decoder(model_config, model_dir, ops, device, dtype, ranks=ranks, check_numbers=check)
     adapters = adapter_store(decoder, model_dir, config, device, dtype)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
     tokens = agree(_cache_tokens(config, model_config, device, cache_dtype))
