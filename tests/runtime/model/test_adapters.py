@@ -108,10 +108,16 @@ def test_three_adapters_and_the_base_in_one_batch_compute_what_each_computes_alo
         for adapter, chunk, part in zip(order, chunks, logits.split([len(chunk.tokens) for chunk in chunks]), strict=True):
             assert gap(part, truths[adapter][chunk.start : chunk.end]) < 1e-4
         done = [start + size for start, size in zip(done, sizes, strict=True)]
+    at = [min(start, len(TOKENS) - 1) for start in done]
+    chunks = [Chunk(TOKENS[at[row] :][:1], at[row], pages[row], order[row]) for row in (2, 3, 1)]  # adapter 2 has no row
+    logits = decoder.logits(decoder(build_batch(chunks, config, PAGE, CPU), cache))
+    for chunk, row in zip(chunks, logits, strict=True):
+        assert gap(row, truths[chunk.adapter][chunk.start]) < 1e-4
 
 
-def test_an_adapter_whose_numbers_overflow_spoils_no_row_of_another(tiny_dir: Path, tmp_path: Path) -> None:
-    wild = write_adapter(tmp_path / "wild", ours(tiny_dir).config, ATTENTION, strength=1e30)
+@pytest.mark.parametrize("modules", [ATTENTION, MLP, EXPERTS], ids=" ".join)
+def test_an_adapter_whose_numbers_overflow_spoils_no_row_of_another(tiny_dir: Path, tmp_path: Path, modules: tuple[str, ...]) -> None:
+    wild = write_adapter(tmp_path / "wild", ours(tiny_dir).config, modules, alpha=4, strength=5e37)
     decoder, alone = with_adapters(tiny_dir, wild), ours(tiny_dir)
     chunks = [Chunk(TOKENS, 0, range(1, 10)), Chunk(TOKENS, 0, range(11, 20), 1)]
     both = decoder(build_batch(chunks, decoder.config, PAGE, CPU), new_cache(decoder))
