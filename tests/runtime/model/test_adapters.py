@@ -91,7 +91,7 @@ def test_three_adapters_and_the_base_in_one_batch_compute_what_each_computes_alo
     folders = [
         write_adapter(tmp_path / "a", config, rank=4, strength=0.05, seed=1),
         write_adapter(tmp_path / "b", config, (*ATTENTION, "up_proj"), rank=16, alpha=3, strength=0.05, seed=2, use_rslora=True),
-        write_adapter(tmp_path / "c", config, EXPERTS, rank=3, strength=0.05, seed=3),
+        write_adapter(tmp_path / "c", config, (*EXPERTS, "o_proj"), rank=3, strength=0.05, seed=3),
     ]
     truths = [logits_of(ours(tiny_dir), TOKENS), *(logits_of(merge(ours(tiny_dir), folder), TOKENS) for folder in folders)]
     decoder = with_adapters(tiny_dir, *folders)
