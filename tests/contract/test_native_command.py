@@ -118,11 +118,17 @@ def test_flags_that_users_may_add_follow_the_planned_ones(extra: str) -> None:
         ),
         ({"speculative": {"tokens": 3}}, {"speculative_tokens": 3}),
         ({"speculative": {"tokens": 0}}, {"speculative_tokens": 0}),
+        ({"parallelism": {"tensor": 4}}, {"tensor_parallel_size": 4, "data_parallel_size": 1, "enable_expert_parallel": False}),
+        (
+            {"parallelism": {"tensor": 2, "data": 2, "expert": 4}},
+            {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True},
+        ),
+        ({"parallelism": {"tensor": 2, "expert": 2}}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
         ({}, {"prefix_cache": "on", "page_size": 16, "kv_cache_dtype": "auto", "speculative_tokens": 0}),
     ],
     ids=str,
 )
-def test_cache_and_speculation_mean_the_same_to_both(spec: dict[str, Any], means: dict[str, Any]) -> None:
+def test_cache_speculation_and_parallelism_mean_the_same_to_both(spec: dict[str, Any], means: dict[str, Any]) -> None:
     found = parsed(spec)
 
     assert {name: getattr(found, name) for name in means} == means

@@ -59,7 +59,6 @@ _NAMES = ", ".join(KNOWN_MODELS)
 _NATIVE = f"self.?engine.?name.orValue(self.model.name in {_KNOWN} ? 'vllm' : 'native') == 'native'"
 _TENSOR = "self.?tensor.orValue(1)"
 _DATA = "self.?data.orValue(1)"
-_CARDS = "{0}.?tensor.orValue(1) * {0}.?pipeline.orValue(1) * {0}.?data.orValue(1)".format("self.parallelism")
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\\.{_LABEL})*"
@@ -120,10 +119,16 @@ def _service_rules() -> tuple[Rule, ...]:
             ".spec.pool",
         ),
         Rule(
-            "native-one-card",
-            f"!({_NATIVE}) || !has(self.parallelism) || {_CARDS} == 1",
-            "engine native runs a replica on one card: set every parallelism to 1, or engine.name to vllm",
-            ".parallelism",
+            "native-no-pipeline",
+            f"!({_NATIVE}) || self.?parallelism.?pipeline.orValue(1) == 1",
+            "engine native divides layers and doesn't line them up: raise parallelism.tensor, not pipeline, or set engine.name to vllm",
+            ".parallelism.pipeline",
+        ),
+        Rule(
+            "native-data-spreads-experts",
+            f"!({_NATIVE}) || self.?parallelism.?data.orValue(1) == 1 || self.?parallelism.?expert.orValue(1) > 1",
+            "engine native with parallelism.data spreads its experts: set parallelism.expert to tensor x data, or use replicas",
+            ".parallelism.expert",
         ),
         Rule(
             "native-weights",

@@ -68,7 +68,7 @@ class EngineSpec(Model):
     """Which program serves the model."""
 
     name: EngineName | None = None
-    """native is this project's own runtime (one card a replica for now); vllm is vLLM-Ascend, which serves the large checkpoints.
+    """native is this project's own runtime (not yet run on cards); vllm is vLLM-Ascend, which serves the large checkpoints.
     Default: vllm for a model with a recipe, native for any other.
     """
     image: (
@@ -203,7 +203,8 @@ class GLM5ServiceSpec(Model):
 
     model_config = ConfigDict(
         json_schema_extra=validations(
-            "native-one-card",
+            "native-no-pipeline",
+            "native-data-spreads-experts",
             "native-weights",
             "cache-bits-native",
             "other-model-parallelism",

@@ -11,7 +11,7 @@ from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.product import GB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from glm5_operator.plan.recipe import Layout, Recipe
 
@@ -113,21 +113,32 @@ def taint_waits(key: str, daemonsets: Iterable[str]) -> Finding:
 # --- the model --------------------------------------------------------------------------------------------------------------
 
 
-def native_needs_one_card(model: str, size: int | None) -> Finding:
-    """The bundled runtime has no tensor parallelism yet."""
-    if size is None:
-        return Finding(
-            "NativeNeedsOneCard", "engine native runs a replica on one card: set every spec.parallelism to 1, or spec.engine.name to vllm"
-        )
+def native_parallelism() -> Finding:
+    """How the bundled runtime divides a model."""
     return Finding(
-        "NativeNeedsOneCard",
-        f"engine native runs a replica on one card, and {model} takes {size // GB} GB in bf16: set spec.engine.name to vllm",
+        "NativeParallelism",
+        "engine native divides layers (parallelism.tensor) and spreads experts (data with expert): set pipeline to 1 and expert to"
+        " tensor x data, or spec.engine.name to vllm",
     )
 
 
-def native_reads_bf16() -> Finding:
-    """The bundled runtime reads no quantized weights yet."""
-    return Finding("NativeReadsBf16", "engine native reads bf16 weights only: set spec.model.weights to bf16, or spec.engine.name to vllm")
+def native_weights(known: Collection[str]) -> Finding:
+    """Forms that the bundled runtime reads."""
+    return Finding("NativeWeights", f"engine native reads {', '.join(known)} weights: set spec.model.weights, or spec.engine.name to vllm")
+
+
+def native_too_large(model: str, needed: int, cards: int, offered: int) -> Finding:
+    """The weights alone are more than the cards."""
+    return Finding(
+        "WeightsDoNotFit",
+        f"{model} takes {needed // GB} GB and {cards} cards have {offered // GB} GB: raise spec.parallelism.tensor, or set spec.engine.name"
+        " to vllm, which has recipes",
+    )
+
+
+def native_not_measured(model: str) -> Finding:
+    """A warning: these weights have not met this engine on cards."""
+    return Finding("NativeNotMeasured", f"engine native has not run {model} on cards yet: measure before you rely on it")
 
 
 def memory_not_stated(model: str) -> Finding:

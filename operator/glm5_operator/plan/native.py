@@ -38,6 +38,7 @@ def native_pod(given: EngineInput) -> EnginePod:
         f"--max-batched-tokens={sizing.max_batched_tokens}",
         f"--drain-timeout={format_duration(given.spec.drain_timeout)}",
     ]
+    args += _parallel_args(given)
     args += _cache_args(given.spec.kv_cache)
     if sizing.speculative_tokens:
         args.append(f"--speculative-tokens={sizing.speculative_tokens}")
@@ -46,7 +47,7 @@ def native_pod(given: EngineInput) -> EnginePod:
     version = _VERSION.match(given.spec.model.name)
     if version is not None:
         args.append(f"--model-version={version[1]}")
-    threads = max(1, sizing.cpu_millis // 1000)
+    threads = max(1, sizing.cpu_millis // 1000 // sizing.shape.cards)  # of each of its processes, one a card
     return EnginePod(
         command=["glm5-runtime", "serve"],
         args=args,
@@ -57,6 +58,14 @@ def native_pod(given: EngineInput) -> EnginePod:
         liveness=http_check("/health"),
         scratch={"tmp": "1Gi", "home": "4Gi"},
     )
+
+
+def _parallel_args(given: EngineInput) -> list[str]:
+    """One process a card; the first starts the others."""
+    shape = given.sizing.shape
+    sizes = {"--tensor-parallel-size": shape.tensor, "--data-parallel-size": shape.data}
+    args = [f"{flag}={size}" for flag, size in sizes.items() if size > 1]
+    return [*args, "--enable-expert-parallel"] if shape.cards > 1 and given.sizing.expert > 1 else args
 
 
 def _cache_args(stated: KVCacheSpec | None) -> list[str]:

@@ -6,7 +6,7 @@ any other model states its own parallelism and memory. Must not know pods, image
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from glm5_operator.plan import findings
@@ -25,6 +25,7 @@ SHM_LIMIT: Final = 64 * GIB
 SHM_SHARE: Final = 8  # of a stated memory, this part is /dev/shm
 SHM_LEAST: Final = 64 * MIB  # what a container gets when nobody asks
 MEMORY_LEAST: Final = 256 * MIB
+NATIVE_WEIGHTS: Final = ("bf16", "w8a8", "w4a8")
 CPU_MILLIS: Final = 500  # of a small model's card; no limit, so a loaded engine takes what is idle
 
 
@@ -100,7 +101,7 @@ def size(spec: GLM5ServiceSpec, hardware: Hardware) -> Sizing | Finding:
     """Size one replica of `spec`; a Finding says what to change when it can't be."""
     recipe = recipe_of(spec.model.name)
     if spec.engine_name == "native":
-        return _native_refuses(spec, recipe) or _stated(spec, hardware)
+        return _native(spec, hardware, recipe)
     return _stated(spec, hardware) if recipe is None else _from_recipe(spec, hardware, recipe)
 
 
@@ -115,14 +116,21 @@ def required_bytes(recipe: Recipe, weights: WeightsForm, shape: Shape, max_token
     return round((part + recipe.reserve) * GB + cache)
 
 
-def _native_refuses(spec: GLM5ServiceSpec, recipe: Recipe | None) -> Finding | None:
-    if recipe is not None:
-        return findings.native_needs_one_card(spec.model.name, recipe.weights["bf16"].total)
-    if _shape(spec.parallelism).cards != 1:
-        return findings.native_needs_one_card(spec.model.name, None)
-    if spec.model.weights != "bf16":
-        return findings.native_reads_bf16()
-    return None
+def _native(spec: GLM5ServiceSpec, hardware: Hardware, recipe: Recipe | None) -> Sizing | Finding:
+    """The bundled runtime takes what the spec states, also for a model that has a recipe: recipes are vLLM's."""
+    shape, weights = _shape(spec.parallelism), spec.model.weights
+    if shape.pipeline > 1 or (shape.data > 1 and (spec.parallelism is None or (spec.parallelism.expert or 1) == 1)):
+        return findings.native_parallelism()
+    if weights not in NATIVE_WEIGHTS:
+        return findings.native_weights(NATIVE_WEIGHTS)
+    if recipe is not None and weights in recipe.weights:
+        needed, offered = recipe.weights[weights].total, shape.cards * hardware.card_bytes
+        if needed > offered:
+            return findings.native_too_large(spec.model.name, needed, shape.cards, offered)
+    found = _stated(spec, hardware)
+    if recipe is None or isinstance(found, Finding):
+        return found
+    return replace(found, warnings=(findings.native_not_measured(spec.model.name),))
 
 
 def _stated(spec: GLM5ServiceSpec, hardware: Hardware) -> Sizing | Finding:

@@ -46,7 +46,18 @@ def _held(document: Json, cards: int) -> Json:
 
 SERVICE_CASES = [
     Case("service-name", service(name="a" * 63), service(name="glm.5.prod"), "at most 63 lower-case letters"),
-    Case("native-one-card", service(TINY), service(TINY, {"parallelism": {"tensor": 2}}), "engine.name to vllm"),
+    Case(
+        "native-no-pipeline",
+        service(TINY, {"parallelism": {"tensor": 2}}),
+        service(TINY, {"parallelism": {"pipeline": 2}}),
+        "set engine.name to vllm",
+    ),
+    Case(
+        "native-data-spreads-experts",
+        service(TINY, {"parallelism": {"tensor": 1, "data": 2, "expert": 2}}),
+        service(TINY, {"parallelism": {"tensor": 1, "data": 2}}),
+        "or use replicas",
+    ),
     Case(
         "native-weights",
         service(TINY, {"model": {"weights": "w8a8"}}),

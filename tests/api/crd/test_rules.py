@@ -194,11 +194,11 @@ def test_each_known_model_takes_its_own_longest_context(api: Api, model: str) ->
 
 def test_an_engine_that_nobody_names_is_native_for_a_model_without_a_recipe(api: Api) -> None:
     refused = api.create(service(TINY, {"parallelism": {"data": 2}}))
-    assert _prefixed(refused.messages, RULES["native-one-card"].message)
+    assert _prefixed(refused.messages, RULES["native-data-spreads-experts"].message)
     assert api.create(service(TINY, {"parallelism": {"data": 2}, "engine": {"name": "vllm"}})).accepted
 
 
 def test_native_named_for_a_known_model_takes_nothing_that_only_vllm_honours(api: Api) -> None:
-    refused = api.create(service({"engine": {"name": "native"}, "model": {"weights": "w8a8c8"}, "parallelism": {"tensor": 8}}))
-    expected = {RULES[rule].message for rule in ("native-one-card", "native-weights")}
+    refused = api.create(service({"engine": {"name": "native"}, "model": {"weights": "w8a8c8"}, "parallelism": {"pipeline": 8}}))
+    expected = {RULES[rule].message for rule in ("native-no-pipeline", "native-weights")}
     assert {message.split(": ", 1)[1] if message.startswith("Invalid value") else message for message in refused.messages} == expected

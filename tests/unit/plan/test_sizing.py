@@ -146,7 +146,9 @@ REFUSALS = [
     # Arithmetic refuses what the tables don't mention: data parallelism of 16 repeats the attention weights sixteen times.
     (Product.A3, "GLM-5.1 w8a8", {"parallelism": {"tensor": 1, "data": 16}}, "WeightsDoNotFit", "tensor before data"),
     (Product.A3, "GLM-5.1 w8a8", {"parallelism": {"tensor": 1, "data": 17, "pipeline": 3}}, "OddDies", "51 dies leave half a card"),
-    (Product.A3, "GLM-5.1 bf16", {"engine": {"name": "native"}}, "NativeNeedsOneCard", "set spec.engine.name to vllm"),
+    (Product.A3, "GLM-5.1 bf16", {"engine": {"name": "native"}}, "WeightsDoNotFit", "set spec.engine.name to vllm"),
+    (Product.A3, "GLM-5.1 w8a8", {"engine": {"name": "native"}, "parallelism": {"tensor": 8}}, "WeightsDoNotFit", "8 cards have"),
+    (Product.A3, "GLM-5.1 w8a8", {"engine": {"name": "native"}, "parallelism": {"tensor": 16}}, "MemoryNotStated", "spec.model.memory"),
 ]
 
 
@@ -239,11 +241,27 @@ def test_a_model_without_a_recipe_must_state_memory_and_parallelism() -> None:
     ]
 
 
-def test_native_refuses_several_cards_and_quantized_weights() -> None:
+def test_native_refuses_pipelines_lone_data_and_weights_with_a_quantised_cache() -> None:
     hardware = standard_hardware(Product.A2)
-    reasons = [size(spec.spec, hardware) for spec in (tiny(tensor=2), tiny(weights="w8a8"))]
+    lined_up, copied = ({"parallelism": {"tensor": 1, name: 2}} for name in ("pipeline", "data"))
+    reasons = [size(spec.spec, hardware) for spec in (tiny(lined_up), tiny(copied), tiny(weights="w8a8c8"))]
 
-    assert [found.reason for found in reasons if isinstance(found, Finding)] == ["NativeNeedsOneCard", "NativeReadsBf16"]
+    assert [found.reason for found in reasons if isinstance(found, Finding)] == ["NativeParallelism", "NativeParallelism", "NativeWeights"]
+
+
+def test_native_divides_a_model_over_the_cards_of_a_node() -> None:
+    found = size(tiny({"parallelism": {"tensor": 2, "data": 2, "expert": 4}}, weights="w4a8").spec, standard_hardware(Product.A2))
+
+    assert isinstance(found, Sizing)
+    assert (found.shape.cards, found.nodes, found.expert, found.warnings) == (4, 1, 4, ())
+
+
+def test_native_named_for_a_large_model_is_planned_as_stated_with_a_warning() -> None:
+    wanted = service("GLM-5.1", "w8a8", {"engine": {"name": "native"}, "parallelism": {"tensor": 16}}, memory="900Gi")
+    found = size(wanted.spec, standard_hardware(Product.A3))
+
+    assert isinstance(found, Sizing)
+    assert [warning.reason for warning in found.warnings] == ["NativeNotMeasured"]
 
 
 def test_a_stated_memory_replaces_the_recipes_one() -> None:
