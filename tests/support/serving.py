@@ -76,7 +76,9 @@ def make_service(
     lora_dir: Path | None = None,
 ) -> Service:
     """A service with its model loaded."""
-    settings = ServerSettings(MODEL, TINY, max_request_bytes=max_request_bytes, api_key=api_key, patience=patience or Patience(), lora_dir=lora_dir)
+    settings = ServerSettings(
+        MODEL, TINY, max_request_bytes=max_request_bytes, api_key=api_key, patience=patience or Patience(), lora_dir=lora_dir
+    )
     service = Service(settings)
     tiers = engine.tiers if isinstance(engine, Engine) else {}
     limits = Limits(CONTEXT, vocab_size=2048, max_choices=12, tiers=tiers, eos_token_ids=frozenset({0, 7, 9}))
