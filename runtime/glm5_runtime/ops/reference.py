@@ -32,6 +32,9 @@ GATHER_BEYOND = 16
 queries with all keys is faster than small ones with each query's own keys until those are this much fewer (measured, H 8, L 128)."""
 
 
+_NOTHING = float("-inf")
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How the router chooses: `k` experts out of the best `kept_groups` of `groups`, weights summing to `scale`."""
@@ -137,15 +140,18 @@ def index_scores(query: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 
     Without the factor (I · D)^-1/2 of the papers: it changes no order.
     """
-    batch, queries, heads, _ = query.shape
-    weights, query, keys = weights.unsqueeze(2), query.float(), keys.float().mT
-    step = max(1, INDEX_BYTES // (4 * batch * heads * keys.shape[-1]))
-    parts = []
-    for start in range(0, queries, step):
-        part = query[:, start : start + step]
-        hits = torch.bmm(part.flatten(1, 2), keys).relu_().view(batch, part.shape[1], heads, -1)
-        parts.append(torch.matmul(weights[:, start : start + step], hits).squeeze(2))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    count, heads, query, keys = query.shape[1], query.shape[2], query.float(), keys.float().mT
+    step = max(1, INDEX_BYTES // (4 * query.shape[0] * heads * keys.shape[-1]))
+    if step >= count:
+        return _weigh(query, weights, keys)
+    return torch.cat([_weigh(*part, keys) for part in zip(torch.split(query, step, 1), torch.split(weights, step, 1), strict=True)], dim=1)
+
+
+def _weigh(query: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """One part of the queries; keys [B, D, T] fp32."""
+    batch, count, heads, _ = query.shape
+    hits = torch.bmm(query.flatten(1, 2), keys).relu_().view(batch * count, heads, -1)
+    return torch.bmm(weights.view(batch * count, 1, heads), hits).view(batch, count, -1)
 
 
 def select_tokens(scores: Tensor, k: int) -> Tensor:
@@ -157,9 +163,9 @@ def select_tokens(scores: Tensor, k: int) -> Tensor:
     if k >= scores.shape[-1]:
         return torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
     best = scores.topk(k + 1, dim=-1)
-    last = best.values[..., k]
-    contested = (last == best.values[..., k - 1]) & (last > float("-inf"))
-    if bool(contested.any()):
+    last, behind = best.values[..., k - 1], best.values[..., k]
+    contested = (last == behind) & (behind > _NOTHING)
+    if contested.any():
         best.indices[contested] = torch.sort(scores[contested], dim=-1, descending=True, stable=True).indices[..., : k + 1]
     return best.indices[..., :k]
 
