@@ -37,6 +37,7 @@ from glm5_runtime.options import (
     VERSIONS,
     AuditLog,
     CacheType,
+    CheckWeights,
     ContextTiers,
     DataParallel,
     Device,
@@ -170,6 +171,7 @@ class ServeArguments(BaseModel):
     tensor_parallel_size: int = Field(1, ge=1, le=MAX_RANKS)
     data_parallel_size: int = Field(1, ge=1, le=MAX_RANKS)
     enable_expert_parallel: bool = False
+    check_weights: bool = False
     enable_lora: bool = False
     max_loras: int = Field(8, ge=1, le=256)
     max_lora_rank: int = Field(16, ge=1, le=1024)
@@ -344,6 +346,7 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     tensor_parallel_size: TensorParallel = None,
     data_parallel_size: DataParallel = None,
     enable_expert_parallel: ExpertParallel = False,
+    check_weights: CheckWeights = False,
     enable_lora: EnableLora = False,
     max_loras: MaxLoras = None,
     max_lora_rank: MaxLoraRank = None,
@@ -437,6 +440,7 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         tensor_parallel_size=arguments.tensor_parallel_size,
         data_parallel_size=arguments.data_parallel_size,
         enable_expert_parallel=arguments.enable_expert_parallel,
+        check_weights=arguments.check_weights,
         max_loras=arguments.max_loras if arguments.enable_lora else 0,
         max_lora_rank=arguments.max_lora_rank,
         lora_modules=arguments.lora_modules or (),

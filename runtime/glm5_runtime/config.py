@@ -411,6 +411,7 @@ class EngineConfig(BaseModel):
         description="Who guesses: mtp, the checkpoint's multi-token-prediction layer; ngram, the text itself where it repeats."
         " auto: mtp where the checkpoint has it.",
     )
+    check_weights: bool = Field(default=False, description="Look at every number of the weights while they load; the load takes longer.")
     max_loras: int = Field(0, ge=0, le=256, description="Adapters that may be loaded at the same time. 0: the server takes none.")
     max_lora_rank: int = Field(16, ge=1, le=1024, description="Largest rank of an adapter.")
     lora_modules: tuple[tuple[str, Path], ...] = Field((), description="Names and folders of adapters to load at start.")

@@ -39,6 +39,9 @@ Hooks = Annotated[
         metavar="COMMAND|URL", help="Gets one JSON object for each request that was computed; may be given several times. [default: none]"
     ),
 ]
+CheckWeights = Annotated[
+    bool, typer.Option("--check-weights", help="Look for NaN and infinite numbers while the weights load, and name the tensor.")
+]
 EnableLora = Annotated[bool, typer.Option("--enable-lora", help="Serve LoRA adapters beside the model.")]
 MaxLoras = Annotated[Text, typer.Option(metavar="N", help="Adapters that may be loaded at the same time. [default: 8]")]
 MaxLoraRank = Annotated[Text, typer.Option(metavar="N", help="Largest rank of an adapter. [default: 16]")]

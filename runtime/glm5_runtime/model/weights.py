@@ -8,6 +8,7 @@ own; an unfused tensor of the right type on the CPU stays mapped from its file. 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from dataclasses import dataclass, replace
@@ -79,9 +80,16 @@ class Target:
 
 
 def load_decoder(
-    config: ModelConfig, model_dir: Path, ops: OperatorSet, device: torch.device, dtype: torch.dtype, *, ranks: Ranks = ALONE
+    config: ModelConfig,
+    model_dir: Path,
+    ops: OperatorSet,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    ranks: Ranks = ALONE,
+    check_numbers: bool = False,
 ) -> Decoder:
-    """Build and fill the decoder, or a rank's part of it; raises WeightsError."""
+    """Build and fill the decoder, or a rank's part of it; raises WeightsError. `check_numbers` looks at every number (`_check_numbers`)."""
     started = time.monotonic()
     checkpoint = Checkpoint(model_dir)
     with torch.device("meta"):
@@ -93,7 +101,7 @@ def load_decoder(
                 quant.swap(model, stored, ops)
     targets = dict(_as_stored(name, target, whole, kinds) for name, target in _targets(config, whole))
     _check(checkpoint, targets, config, kinds)
-    _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype)
+    _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype, check_numbers=check_numbers)
     log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
     settle(decoder.eval().requires_grad_(requires_grad=False))
     return decoder
@@ -216,7 +224,9 @@ def _own_parts(targets: dict[str, Target], whole: Decoder, decoder: Decoder, ran
             yield name, replace(target, expert=target.expert % held)
 
 
-def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], device: torch.device, dtype: torch.dtype) -> None:
+def _fill(
+    decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], device: torch.device, dtype: torch.dtype, *, check_numbers: bool
+) -> None:
     """Replace meta parameters by real ones."""
     filled: dict[str, torch.Tensor] = {}
     forms = dict(decoder.named_parameters())
@@ -224,6 +234,8 @@ def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], 
         form = forms[target.parameter]
         wanted = form.dtype if form.dtype == torch.int8 or target.parameter.endswith((*FP32_ISLANDS, "_scale")) else dtype
         source = _read(checkpoint, name, target)
+        if check_numbers:
+            _check_numbers(checkpoint, {**{scale: checkpoint.read(scale) for scale in target.scale}, name: source}, wanted)
         if target.cut is not None:
             source = source.narrow(*target.cut)
         if target.is_whole and (source.dtype == wanted or source.dim() < 2 or name.endswith(_ROWS)):
@@ -237,6 +249,21 @@ def _fill(decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], 
         setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
     if decoder.config.tie_word_embeddings:
         decoder.lm_head.weight = decoder.embed_tokens.weight
+
+
+def _check_numbers(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], wanted: torch.dtype) -> None:
+    """Raise WeightsError for a tensor with NaN, infinity or a number beyond the type that it is to have. Takes no memory."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        least, most = (number.item() for number in torch.aminmax(tensor))
+        if not (math.isfinite(least) and math.isfinite(most)):
+            why = "holds NaN or infinite numbers; download it again, or ask those who made the checkpoint"
+        elif wanted.is_floating_point and max(-least, most) > torch.finfo(wanted).max:
+            why = f"reaches {max(-least, most):g}, too much for {str(wanted).removeprefix('torch.')}; choose another --dtype"
+        else:
+            continue
+        raise WeightsError(f"{checkpoint.where(name)}: tensor {name!r} {why}")
 
 
 def _read(checkpoint: Checkpoint, name: str, target: Target) -> torch.Tensor:

@@ -23,7 +23,7 @@ EVERY_FLAG = [
     *("--tensor-parallel-size", "4", "--data-parallel-size", "2", "--enable-expert-parallel"),
     *("--enable-lora", "--max-loras", "4", "--max-lora-rank", "32", "--lora-dir", "/adapters"),
     *("--lora-modules", "support=/adapters/support", "--lora-modules", "law=/adapters/law"),
-    *("--kv-cache-dtype", "int8", "--sparse-kv", "0.3"),
+    *("--kv-cache-dtype", "int8", "--sparse-kv", "0.3", "--check-weights"),
     *("--audit-log", "-", "--post-inference-hook", "cat -n", "--post-inference-hook", "https://hooks.example/glm"),
 ]
 
@@ -63,6 +63,7 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "tensor_parallel_size": 4,
         "data_parallel_size": 2,
         "enable_expert_parallel": True,
+        "check_weights": True,
         "enable_lora": True,
         "max_loras": 4,
         "max_lora_rank": 32,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from glm5_runtime.config import ConfigError, EngineConfig, parse_tiers
 from glm5_runtime.engine.load import load_engine, torch_device
@@ -51,6 +52,16 @@ def test_a_broken_checkpoint_is_refused_at_load(tiny_dir: Path, tmp_path: Path) 
     shutil.copy(tiny_dir / "config.json", tmp_path)
     with pytest.raises(WeightsError):
         load_engine(tmp_path, EngineConfig())
+
+
+def test_weights_that_hold_nan_end_the_load_when_they_are_to_be_checked(tiny_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_dir, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tiny_dir / "model.safetensors")
+    tensors["model.layers.4.eh_proj.weight"][0, 0] = float("nan")  # of the layer that drafts
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"model\.safetensors: tensor 'model\.layers\.4\.eh_proj\.weight' holds NaN"):
+        load_engine(tmp_path, EngineConfig(check_weights=True, speculative_tokens=1))
+    load_engine(tmp_path, EngineConfig(check_weights=True))  # what isn't loaded isn't looked at
 
 
 def test_auto_is_the_cpu_where_torch_finds_no_accelerator() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,8 @@ def folder(tmp_path: Path, tiny_dir: Path) -> Path:
     return tmp_path
 
 
-def _load(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Decoder:
-    return load_decoder(ModelConfig.from_dir(folder), folder, operators("cpu"), CPU, dtype)
+def _load(folder: Path, dtype: torch.dtype = torch.bfloat16, *, check_numbers: bool = False) -> Decoder:
+    return load_decoder(ModelConfig.from_dir(folder), folder, operators("cpu"), CPU, dtype, check_numbers=check_numbers)
 
 
 def _save_shards(folder: Path, tensors: Mapping[str, Tensor], count: int = 3, *, with_index: bool = True) -> list[str]:
@@ -256,3 +257,31 @@ def test_integers_that_nothing_describes_are_refused_with_their_type(folder: Pat
     save_file({**tensors, key: torch.zeros(96, 128, dtype=torch.int8)}, folder / "model.safetensors")
     with pytest.raises(WeightsError, match=r"up_proj\.weight' is I8, and there is no quant_model_description\.json beside it"):
         _load(folder)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "name",
+    ["model.embed_tokens.weight", "model.layers.3.mlp.experts.7.up_proj.weight", "model.layers.1.mlp.gate.e_score_correction_bias"],
+)
+def test_one_number_that_is_not_finite_is_named_with_its_tensor_when_asked_for(
+    name: str, number: float, folder: Path, tensors: Mapping[str, Tensor]
+) -> None:
+    spoilt = tensors[name].clone()
+    spoilt.view(-1)[-1] = number
+    save_file({**tensors, name: spoilt}, folder / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=rf"model\.safetensors: tensor '{re.escape(name)}' holds NaN or infinite numbers; download it"):
+        _load(folder, check_numbers=True)
+
+    _load(folder)  # not by itself: it reads every file
+
+
+def test_numbers_beyond_the_type_that_weights_are_to_have_are_named_when_asked_for(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file({**tensors, name: tensors[name] * 1e9}, folder / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=rf"'{re.escape(name)}' reaches .*e\+.*, too much for float16; choose another --dtype"):
+        _load(folder, torch.float16, check_numbers=True)
+
+    _load(folder, torch.bfloat16, check_numbers=True)
