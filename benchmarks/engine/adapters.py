@@ -54,7 +54,10 @@ def adapters_share(
     config = ModelConfig.from_dir(model_dir)
     with tempfile.TemporaryDirectory() as folder:
         names = [f"a{number}" for number in range(adapters)]
-        paths = [write_adapter(Path(folder) / name, config, tuple(modules), rank=rank, seed=seed) for seed, name in enumerate(names)]
+        paths = [
+            write_adapter(Path(folder) / name, config, tuple(modules), rank=rank, seed=seed, strength=0.01)
+            for seed, name in enumerate(names)
+        ]
         settings = EngineConfig(
             device="cpu",
             max_sequences=sequences,

@@ -157,7 +157,9 @@ def stack(old: Stacks, pairs: Mapping[int, Mapping[str, Pair]], kept: set[int]) 
             continue
         layout = layouts.setdefault(numbers, Layout({number: place for place, number in enumerate(numbers)}))
         ranks = tuple(pair.down.shape[-2] for pair in own.values())
-        down, up = (_filled([getattr(pair, side) for pair in own.values()], _axis(own[numbers[0]].down)) for side in ("down", "up"))
+        axis = _axis(own[numbers[0]].down)
+        down = _as_products_read(_filled([pair.down for pair in own.values()], axis), axis)
+        up = _filled([pair.up for pair in own.values()], axis)
         made[module] = Stack(Pair(down, up), ranks, layout)
     return made
 
@@ -171,6 +173,13 @@ def _filled(parts: list[Tensor], axis: int) -> Tensor:
     """Matrices in a stack, with rows of zeros up to the largest rank."""
     most = max(part.shape[-2] for part in parts)
     return torch.stack([functional.pad(part, (0, 0, 0, most - part.shape[-2])) for part in parts], dim=axis)
+
+
+def _as_products_read(down: Tensor, axis: int) -> Tensor:
+    """The same numbers, those of one input beside each other: few rows times such a matrix take half the time on CPUs."""
+    order = (0, 3, 1, 2) if axis else (0, 2, 1)
+    back = (0, 2, 3, 1) if axis else (0, 2, 1)
+    return down.permute(order).contiguous().permute(back)
 
 
 def _unstacked(old: Stack | None) -> dict[int, Pair]:
