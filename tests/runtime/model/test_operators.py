@@ -144,7 +144,7 @@ def test_attention_weighs_what_a_query_may_see_by_softmax(
     ends: list[int], count: int, pages: list[list[int]], *, selected: bool, gather_beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "GATHER_BEYOND", gather_beyond)
-    cache, queries = _paged(50), _queries(ends, count, pages)
+    cache, queries = _paged(52), _queries(ends, count, pages)
     rows = 2 + queries.positions.numel()
     query, rope = _random(rows, 3, 8), _random(rows, 3, 4, seed=1)
     selection = None
@@ -158,7 +158,7 @@ def test_attention_weighs_what_a_query_may_see_by_softmax(
 
 @pytest.mark.parametrize("select", [None, lambda scores, k: torch.arange(k).expand(*scores.shape[:-1], k)])
 def test_the_indexer_chooses_among_what_each_query_sees(select: object) -> None:
-    cache, queries = _paged(50), _queries([9, 3, 12], 1, [[2, 9, 4], [5], [6, 7, 8]])
+    cache, queries = _paged(52), _queries([9, 3, 12], 1, [[2, 9, 4], [5], [6, 7, 8]])
     query, weights = _random(5, 2, 6), _random(5, 2, seed=1)
     assert cache.index is not None
     chosen = reference.choose(query, weights, cache, queries, k=4, select=select).positions  # type: ignore[arg-type]  # both are selectors
