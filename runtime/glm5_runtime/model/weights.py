@@ -184,6 +184,12 @@ def _check(checkpoint: Checkpoint, targets: dict[str, Target], config: ModelConf
     extra = checkpoint.names - needed
     if unknown := sorted(name for name in extra if not (_is_known_extra(name, config) or quant.is_side_tensor(name, kinds))):
         raise WeightsError(f"{checkpoint.where(unknown[0])}: unknown {_list(unknown)}; this runtime would ignore them")
+    if (head := "lm_head.weight") in extra and not torch.equal(
+        checkpoint.read(head), checkpoint.read(embed := "model.embed_tokens.weight")
+    ):
+        raise WeightsError(
+            f"{checkpoint.where(head)}: tensor {head!r} is not {embed!r}, though config.json says tie_word_embeddings; make it false"
+        )
     if extra:
         log.info("skipped %d known tensors that this engine does not use (MTP layer, indexers of shared layers, offsets)", len(extra))
 

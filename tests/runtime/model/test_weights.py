@@ -118,6 +118,18 @@ def test_a_tied_head_is_the_embedding(folder: Path, tensors: Mapping[str, Tensor
     assert torch.equal(decoder.lm_head.weight, tensors["model.embed_tokens.weight"])
 
 
+def test_a_copy_of_the_embedding_as_a_tied_head_is_fine_and_a_head_of_its_own_is_a_contradiction(
+    folder: Path, tensors: Mapping[str, Tensor]
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
+    _load(folder)
+    save_file(dict(tensors), folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"'lm_head\.weight' is not 'model\.embed_tokens\.weight', though .* tie_word_embeddings"):
+        _load(folder)
+
+
 @pytest.mark.parametrize(
     ("fixture", "file", "cause"),
     [
