@@ -35,7 +35,9 @@ _WRITTEN_AS = {"eos_token_ids": "eos_token_id", "rope_theta": "rope_parameters.r
 """Derived fields and where a file has them."""
 
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Epsilon = Annotated[float, Field(gt=0, le=0.1)]
+"""More would make zeros of every norm's output, and the same token of everything."""
 
 
 class ConfigError(ValueError):
@@ -75,11 +77,11 @@ class ModelConfig(BaseModel):
     n_group: Size
     topk_group: Size
     norm_topk_prob: bool
-    routed_scaling_factor: Positive
+    routed_scaling_factor: Annotated[float, Field(gt=0, le=1000)]
 
     rope_theta: Positive
-    rms_norm_eps: Positive
-    latent_norm_eps: Positive = 1e-6
+    rms_norm_eps: Epsilon
+    latent_norm_eps: Epsilon = 1e-6
     """Epsilon of q_a_layernorm and kv_a_layernorm. No release writes it down; the reference implementation uses 1e-6,
     one training stack rms_norm_eps. Put `latent_norm_eps` into config.json to change it."""
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 
-from glm5_runtime.config import ConfigError
+from glm5_runtime.config import ConfigError, ModelConfig
 from glm5_runtime.server.app import build_app
 from glm5_runtime.server.audit import AuditLog
 from glm5_runtime.server.connections import ACCEPTED_AT_ONCE, Connection, raise_limit
@@ -208,6 +208,7 @@ def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[
     """Read everything a checkpoint has, cheap things first so that a wrong file is reported before the weights are read."""
     template = find_template(settings.model_dir, settings.chat_template, settings.model_version)
     tokenizer = TextTokenizer.from_dir(settings.model_dir)
+    tokenizer.check_model(ModelConfig.from_dir(settings.model_dir), settings.model_dir)
     defaults = SamplingDefaults.from_dir(settings.model_dir)
     from glm5_runtime.engine.load import load_engine  # noqa: PLC0415 - torch takes seconds to import; the port is open meanwhile
 

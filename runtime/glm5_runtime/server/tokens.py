@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from glm5_runtime.config import ModelConfig
+
 # Special tokens of GLM that carry structure the parsers read; the rest of the special tokens never reaches a client.
 MARKERS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -26,6 +28,7 @@ MARKERS = (
 )
 _REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 8  # tokens; UTF-8 needs four bytes at most, a longer wait means bytes that are no text
+_LEAST_KNOWN = 0.9  # of the model's vocabulary; what it has beyond the tokenizer's is padding
 _ENCODE_INLINE = 20_000  # characters; longer texts are encoded off the event loop (a few ms per 10,000)
 
 
@@ -50,6 +53,19 @@ class TextTokenizer:
             raise ConfigError(
                 f"{path}: no tokenizer that this runtime can read ({error}); take it from the checkpoint's release"
             ) from error
+
+    def check_model(self, config: ModelConfig, model_dir: Path) -> None:
+        """Raise ConfigError where this is the tokenizer of another model: requests would be served, and every answer would be noise."""
+        ids = self.raw.get_vocab(with_added_tokens=True).values()
+        if max(ids) >= config.vocab_size:
+            fault = f"has token ids up to {max(ids)}, and vocab_size is {config.vocab_size}"
+        elif len(ids) < config.vocab_size * _LEAST_KNOWN:
+            fault = f"knows {len(ids)} tokens, and vocab_size is {config.vocab_size}"
+        elif unknown := sorted(config.eos_token_ids - self._added.keys()):
+            fault = f"eos_token_id {unknown} of the model is none of its special tokens"
+        else:
+            return
+        raise ConfigError(f"{model_dir / 'tokenizer.json'}: of another model: {fault}; take all files from one release")
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; long texts don't stop the event loop."""

@@ -105,6 +105,8 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "a stop id in words": ({"eos_token_id": ["</s>"]}, "eos_token_id"),
     "no stop id in the list": ({"eos_token_id": []}, "eos_token_id"),
     "an epsilon of nothing": ({"rms_norm_eps": 0.0}, "rms_norm_eps"),
+    "an epsilon that leaves nothing of the numbers": ({"rms_norm_eps": 1e300}, "rms_norm_eps"),
+    "a factor beyond fp32": ({"routed_scaling_factor": 1e308}, "routed_scaling_factor"),
     "an eight-bit type": ({"dtype": "float8_e4m3fn"}, "dtype"),
 }
 
@@ -163,7 +165,7 @@ def test_unknown_engine_settings_are_refused() -> None:
 
 
 def test_a_step_must_have_room_for_every_sequence() -> None:
-    with pytest.raises(ValueError, match="max_batched_tokens 8 is less than max_sequences 16"):
+    with pytest.raises(ValueError, match=r"max_batched_tokens 8 is less than what max_sequences take \(16\)"):
         EngineConfig(max_batched_tokens=8)
 
 

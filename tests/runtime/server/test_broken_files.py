@@ -6,11 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from glm5_runtime.config import ConfigError
+from glm5_runtime.config import ConfigError, EngineConfig
 from glm5_runtime.server.params import SamplingDefaults
+from glm5_runtime.server.process import _load_model
+from glm5_runtime.server.service import ServerSettings
 from glm5_runtime.server.template import TemplateError, find_template
 from glm5_runtime.server.tokens import TextTokenizer
 from tests.support.serving import TINY
@@ -72,6 +75,45 @@ def test_json_that_is_no_tokenizer_is_named_with_the_librarys_reason(checkpoint:
 
     with pytest.raises(ConfigError, match=r"tokenizer\.json: no tokenizer that this runtime can read \(.+\); take it from"):
         TextTokenizer.from_dir(checkpoint)
+
+
+def _vocabulary_beyond_the_models(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["vocab"]["ZZZ"] = 5000
+
+
+def _added_token_beyond_the_models(tokenizer: dict[str, Any]) -> None:
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 2048, "content": "<|new|>"})
+
+
+def _half_a_vocabulary(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["vocab"] = {token: number for token, number in tokenizer["model"]["vocab"].items() if number < 1024}
+    tokenizer["model"]["merges"] = []
+
+
+def _no_role_tokens(tokenizer: dict[str, Any]) -> None:
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] != "<|user|>"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (_vocabulary_beyond_the_models, "has token ids up to 5000, and vocab_size is 2048"),
+        (_added_token_beyond_the_models, "has token ids up to 2048, and vocab_size is 2048"),
+        (_half_a_vocabulary, "knows 1024 tokens, and vocab_size is 2048"),
+        (_no_role_tokens, "eos_token_id [7] of the model is none of its special tokens"),
+    ],
+)
+def test_the_tokenizer_of_another_model_ends_the_load_before_the_weights_are_read(
+    checkpoint: Path, spoil: Callable[[dict[str, Any]], None], fault: str
+) -> None:
+    stored = json.loads((checkpoint / "tokenizer.json").read_text())
+    spoil(stored)
+    (checkpoint / "tokenizer.json").write_text(json.dumps(stored))
+
+    with pytest.raises(ConfigError) as caught:
+        _load_model(ServerSettings("tiny", checkpoint), EngineConfig())
+
+    assert str(caught.value) == f"{checkpoint}/tokenizer.json: of another model: {fault}; take all files from one release"
 
 
 @pytest.mark.parametrize(
