@@ -103,6 +103,6 @@ def _chunk(sequence: Sequence, tokens: list[int], start: int) -> Chunk:
 
 def wanted_drafts(sequence: Sequence, count: int) -> int:
     """Drafts that can be of use: none while the prompt is read, none behind the last token that the request may get."""
-    if sequence.pending != 1:
+    if sequence.reading or sequence.pending != 1:  # of a prompt, too, one token may be left for the next step
         return 0
     return min(count, sequence.params.max_tokens - sequence.produced - 1)

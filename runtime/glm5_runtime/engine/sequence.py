@@ -59,7 +59,7 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens not computed yet: 1 while decoding, more while the prompt (or, after a preemption, everything) is read."""
+        """Tokens not computed yet: 1 while decoding, one or more while the prompt (or, after a preemption, everything) is read."""
         return len(self.tokens) - self.computed
 
     @property

@@ -47,6 +47,20 @@ def test_known_answers_come_token_for_token(drafting: Client) -> None:
     assert [stream.tokens() for stream in streams] == [row["tokens"] for row in rows]
 
 
+@pytest.mark.parametrize("length", [256, 257, 258, 513])
+def test_a_prompt_whose_last_token_is_left_for_the_next_step_gets_no_guesses_before_it_is_read(
+    drafting: Client, client: Client, length: int
+) -> None:
+    prompt = (encode(f"{length} ") + encode("one two three, one two four, one two three. ") * 50)[:length]  # 256 fit in a step
+    params = greedy(12, ignore_eos=True, logprobs=0)
+    outputs = [user.send(prompt, params).all() for user in (client, drafting)]
+    assert [[output.token for output in got] for got in outputs[1:]] == [[output.token for output in outputs[0]]]
+    for plain, guessed in zip(*outputs, strict=True):
+        assert plain.logprob is not None
+        assert guessed.logprob is not None
+        assert guessed.logprob.logprob == pytest.approx(plain.logprob.logprob, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     "params",
     [
