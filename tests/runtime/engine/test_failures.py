@@ -1,4 +1,4 @@
-"""When the device faults: who fails, who goes on, and that nobody waits for ever. The device is faked, by a decoder that raises."""
+"""When the device faults (C15): who fails, who goes on, and that nobody waits for ever. The device is faked, by a decoder that raises."""
 
 from __future__ import annotations
 
@@ -86,7 +86,17 @@ def test_out_of_memory_fails_the_step_and_the_engine_goes_on(error: Exception, b
     assert bench.engine.stats().kv_usage == 0.0
 
 
-@pytest.mark.parametrize("error", [RuntimeError("vector core exception, error code is 507035"), ValueError("our own mistake")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("vector core exception, error code is 507035"),
+        RuntimeError("rtStreamSynchronize: error code is 507999"),  # never seen before
+        RuntimeError("the context is not current, error code is 107002"),
+        RuntimeError("vector core exception, error\ncode is 507035"),
+        ValueError("our own mistake"),
+    ],
+    ids=["operator or request", "unknown", "context", "code on two lines", "no code"],
+)
 def test_any_other_fault_fails_everyone_and_the_engine_says_that_it_is_dead(error: Exception, bench: Bench) -> None:
     running = [bench.client.send(WHO, greedy(1500, ignore_eos=True)) for _ in range(4)]
     for stream in running:

@@ -1,4 +1,4 @@
-"""Adapter folders that must not be used: each is refused with what is wrong and what to do, by name."""
+"""Adapter folders that must not be used (D14): each is refused with what is wrong and what to do, by name."""
 
 from __future__ import annotations
 

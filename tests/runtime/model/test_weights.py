@@ -1,4 +1,4 @@
-"""Weights that are not what they should be are found before anything is loaded; the message names file, tensor and cause."""
+"""Weights that are not what they should be (D16) are found before anything is loaded; the message names file, tensor and cause."""
 
 from __future__ import annotations
 

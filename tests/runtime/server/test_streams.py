@@ -6,22 +6,23 @@ import httpx
 import pytest
 
 from glm5_runtime.server.tokens import TextTokenizer
+from tests.support import serving
 from tests.support.serving import MODEL, ask, error_of, events_of, joined
 
 COUNT = "one, two, three, four, five, six, seven, eight, nine, ten"
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [
-        (["six, sev"], "one, two, three, four, five, "),  # straddles tokens
-        ([", three, four, five, six, sever", "four"], "one, two, three, "),  # the longer one begins and comes to nothing
-        ("one", ""),
-        (["en, ei", "seven"], "one, two, three, four, five, six, "),  # overlapping: the one that is complete first in the text wins
-        (["never said"], COUNT),
-        (["ten, eleven"], COUNT),  # held back to the end, then given out
-    ],
-)
+STOPS: list[tuple[object, str]] = [
+    (["six, sev"], "one, two, three, four, five, "),  # straddles tokens
+    ([", three, four, five, six, sever", "four"], "one, two, three, "),  # the longer one begins and comes to nothing
+    ("one", ""),
+    (["en, ei", "seven"], "one, two, three, four, five, six, "),  # overlapping: the one that is complete first in the text wins
+    (["never said"], COUNT),
+    (["ten, eleven"], COUNT),  # held back to the end, then given out
+]
+
+
+@pytest.mark.parametrize(("stop", "text"), STOPS)
 async def test_stop_strings_end_the_text_and_no_part_of_them_gets_out(client: httpx.AsyncClient, stop: object, text: str) -> None:
     request = ask("Count to ten.", stop=stop)
 
@@ -31,6 +32,28 @@ async def test_stop_strings_end_the_text_and_no_part_of_them_gets_out(client: ht
     assert whole["message"]["content"] == joined(stream) == text
     assert whole["finish_reason"] == stream[-1]["choices"][0]["finish_reason"] == "stop"
     assert (whole["stop_reason"] is None) == (text == COUNT)
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+async def test_guesses_ahead_change_neither_stop_strings_nor_log_probabilities(client: httpx.AsyncClient, method: str) -> None:
+    engine = serving.tiny_engine(speculative_tokens=3, speculative_method=method)
+    try:
+        async with serving.asgi_client(serving.make_service(engine)) as guessing:
+            for stop, text in STOPS:
+                request = ask("Count to ten.", stop=stop, logprobs=True, top_logprobs=2, temperature=1e-6)
+                replies = [(await each.post("/v1/chat/completions", json=request)).json() for each in (client, guessing)]
+                (plain, *_), (guessed, *_) = (reply["choices"] for reply in replies)
+                stream = events_of((await guessing.post("/v1/chat/completions", json=request | {"stream": True})).text)
+
+                assert guessed["message"]["content"] == joined(stream) == text
+                assert replies[0]["usage"] == replies[1]["usage"]
+                for one, other in zip(plain["logprobs"]["content"], guessed["logprobs"]["content"], strict=True):
+                    assert one["token"] == other["token"]
+                    assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-3)
+                    assert len(other["top_logprobs"]) == 2
+        assert sum(engine.stats().accepted_drafts) > 0 or method == "ngram"  # nothing repeats in an answer this short
+    finally:
+        engine.stop()
 
 
 async def test_a_stop_string_can_stay_in_the_text(client: httpx.AsyncClient) -> None:
