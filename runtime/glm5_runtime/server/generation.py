@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from glm5_runtime.engine.errors import EngineDead, QueueFull
@@ -44,6 +46,32 @@ class EnginePort(Protocol):
 
     def stats(self) -> EngineStats:
         """Counters and state."""
+
+
+class _Crossing:
+    """Carries outputs from the engine's thread to one event loop: all that has come together wakes it once, not once each."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[asyncio.Queue[tuple[int, Output]], tuple[int, Output]]] = deque()
+        self._awake = False
+
+    def carry(self, queue: asyncio.Queue[tuple[int, Output]], item: tuple[int, Output]) -> None:
+        """From any thread; raises RuntimeError when the loop is closed."""
+        self._waiting.append((queue, item))
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon_threadsafe(self._arrive)
+
+    def _arrive(self) -> None:
+        self._awake = False  # first: what comes from now on wakes the loop again
+        while self._waiting:
+            queue, item = self._waiting.popleft()
+            queue.put_nowait(item)
+
+
+_crossing = lru_cache(maxsize=8)(_Crossing)
+"""One for each loop: a process has one, tests have many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +198,7 @@ class Generation:
         def deliver(output: Output) -> None:
             self._saw(output)
             try:
-                self._loop.call_soon_threadsafe(self._outputs.put_nowait, (index, output))
+                _crossing(self._loop).carry(self._outputs, (index, output))
             except RuntimeError:  # the loop is closed: the process is ending, nobody reads
                 logger.debug("output of %s dropped, the loop is closed", self.id)
 
