@@ -77,6 +77,31 @@ def test_a_container_that_is_not_ready_says_why_and_what_to_do(state: Json, reas
 
 
 @pytest.mark.parametrize(
+    ("log", "says"),
+    [
+        ("RuntimeError: ACL stream synchronize failed, error code:507035\n[ERROR] fftsplus aicore error, core id is 3\n", "507035"),
+        ("NPU function error: SetDevice, error code is 507033\nE30006: operator package could not be verified\n", "507033"),
+        ("RuntimeError: aclrtMalloc, error code is 507999\n", "error code is 507999"),
+        ("RuntimeError: context is not there, error code is 107002\n", "107002"),
+        ("out of memory: error code is 207001; lower --max-batched-tokens or --max-sequences\n", "207001; lower --max-batched-tokens"),
+        ("RuntimeError: error code is 5070\n35 in stream 3\n", "error code is 5070 | 35 in stream 3"),
+        ("Killed without a word\n", "Killed without a word"),
+        ("x" * 200_000 + "\nRuntimeError: error code is 507035\n", "error code is 507035"),
+        ("--model: /models/model.safetensors: is a Git LFS pointer, not the data; run `git lfs pull`\n", "Git LFS pointer"),
+        ("/models/model.safetensors: header truncated: 6 bytes, the header alone needs 8; download it again\n", "header truncated"),
+        ("/models/model-00002-of-00002.safetensors: shard 2 of 2 missing; download it again\n", "shard 2 of 2 missing"),
+    ],
+)
+def test_the_code_and_the_line_around_it_that_ended_an_engine_reach_the_service(log: str, says: str) -> None:
+    """Codes of CANN are told as they are, known or not: what a card is worth is decided by its own health, never by a log."""
+    cause = cause_of(down(waiting("CrashLoopBackOff", restarts=1, last=an_end(1, message=log))))
+
+    assert cause.reason is Reason.ENGINE_CRASHING
+    assert says in cause.message
+    assert len(cause.message) < 2000
+
+
+@pytest.mark.parametrize(
     ("seconds", "reason"),
     [(588, Reason.ENGINE_CRASHING), (589, Reason.STARTUP_TIMEOUT), (597, Reason.STARTUP_TIMEOUT), (605, Reason.STARTUP_TIMEOUT)],
 )
