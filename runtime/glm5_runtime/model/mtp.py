@@ -18,6 +18,7 @@ from glm5_runtime.model.layers import Linear, Module, RMSNorm
 if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
     from glm5_runtime.model.batch import Batch
+    from glm5_runtime.model.decoder import DecoderLayer
     from glm5_runtime.model.layers import Embedding
     from glm5_runtime.model.parallel import Ranks
     from glm5_runtime.ops.interface import OperatorSet
@@ -36,7 +37,7 @@ class SharedHead(Module):
 class DraftLayer(Module):
     """`eh_proj` of the two norms' outputs, then a decoder layer like the others. Parameter names follow the checkpoint's layer."""
 
-    def __init__(self, config: ModelConfig, layer: Module, ops: OperatorSet) -> None:
+    def __init__(self, config: ModelConfig, layer: DecoderLayer, ops: OperatorSet) -> None:
         super().__init__()
         self.ops, self.theta, self.rope = ops, config.rope_theta, config.qk_rope_head_dim
         self.enorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
