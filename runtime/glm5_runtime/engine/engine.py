@@ -183,8 +183,8 @@ class Engine:
         self._runner.close()
 
     def _warm_up(self) -> None:
-        """One token through everything, in no statistics but `tokens_since_start`."""
-        request = Request("warm-up", (0,), SamplingParams(max_tokens=1, temperature=0.0))
+        """One token through everything, guesses for more included, in no statistics but `tokens_since_start`."""
+        request = Request("warm-up", (0,), SamplingParams(max_tokens=3, temperature=0.0))
         sequence = Sequence(request, lambda _: None, frozenset(), seed=0, scheduled=self._clock())  # so that no counter takes it for new
         self._scheduler.add(sequence)
         try:

@@ -151,7 +151,7 @@ def _weigh(query: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """One part of the queries; keys [B, D, T] fp32."""
     batch, count, heads, _ = query.shape
     hits = torch.bmm(query.flatten(1, 2), keys).relu_().view(batch * count, heads, -1)
-    return torch.bmm(weights.view(batch * count, 1, heads), hits).view(batch, count, -1)
+    return torch.bmm(weights.reshape(batch * count, 1, heads), hits).view(batch, count, -1)
 
 
 def select_tokens(scores: Tensor, k: int) -> Tensor:

@@ -41,7 +41,9 @@ _SECONDS = 5.0
 _START_SECONDS = 60.0  # a tokenizer of 150,000 tokens takes one or two on a free core
 _KEPT = 64
 _WAITING = 64
+_TRIAL_RETRY = 10  # seconds
 _TOO_MUCH = f"it takes more than {_SECONDS:g} s or {grammar_trial.MEMORY >> 20} MB to prepare; make it simpler"
+_NO_TRIAL = "this server can't prepare grammars at the moment; retry later"
 
 
 class Grammars:
@@ -68,6 +70,8 @@ class Grammars:
         else:
             with suppress(KeyError):  # the thread may have dropped it just now
                 self._kept.move_to_end(grammar.text)
+        if found is _NO_TRIAL:
+            raise ApiError(503, _NO_TRIAL, code="no_grammars", retry_after=_TRIAL_RETRY)
         if isinstance(found, str):
             raise bad_request(f"{grammar.field} can't be used: {found}", grammar.field)
         return partial(GrammarConstraint, found, grammar.field)
@@ -94,7 +98,10 @@ class Grammars:
     def _prepare(self, text: str) -> LLMatcher | str:
         found = self._kept.get(text)  # by now another request may have brought the same
         if found is None:
-            found = self._kept[text] = self._prepared(text)
+            found = self._prepared(text)
+            if found is _NO_TRIAL:  # no fault of the grammar
+                return found
+            self._kept[text] = found
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return found
@@ -105,6 +112,8 @@ class Grammars:
             self._reader = grammar_trial.make_tokenizer(stored, size, eos)
             self._trial = _Trial({"tokenizer": stored, "vocab_size": size, "eos": eos, "memory": grammar_trial.MEMORY})
         error, text = self._trial.of(text)
+        if error is _NO_TRIAL:
+            return _NO_TRIAL
         if error:
             return " ".join(error.removesuffix("<non-verbose/>").split())[:300]
         return grammar_trial.prepare(self._reader, text)
@@ -159,7 +168,7 @@ class _Trial:
             weakref.finalize(self, self._end, self._child)
             if self._ask(self._about, _START_SECONDS) is None:
                 logger.error("the process that tries out grammars does not start")
-                return "this server can't prepare grammars at the moment", ""
+                return _NO_TRIAL, ""
         reply = self._ask(json.dumps({"grammar": grammar}), _SECONDS)
         return (_TOO_MUCH, "") if reply is None else (reply["error"], reply["grammar"])
 

@@ -11,11 +11,12 @@ import torch
 from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig
 from glm5_runtime.engine.load import load_engine, speculative_method
 from glm5_runtime.engine.request import FinishReason, SamplingParams
+from glm5_runtime.engine.steps import Steps
 from glm5_runtime.model.batch import Chunk, build_batch
 from glm5_runtime.model.cache import KVCache
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
-from tests.runtime.engine.client import Client, encode, expected_rows, greedy, question
+from tests.runtime.engine.client import Client, encode, expected_rows, greedy, poll, question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -209,6 +210,18 @@ def test_who_guesses_follows_from_the_checkpoint_and_can_be_named(tiny_dir: Path
 def test_steps_must_have_room_for_every_sequences_guesses() -> None:
     with pytest.raises(ValueError, match=r"max_sequences take \(80\)"):
         EngineConfig(max_sequences=16, speculative_tokens=4, max_batched_tokens=79)
+
+
+def test_the_first_token_takes_the_way_of_guesses_too(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks learn from it which exchanges a step has, and go on with them when memory runs out in one."""
+    asked = []
+    draft_logits = Steps.draft_logits
+    monkeypatch.setattr(Steps, "draft_logits", lambda self, hidden: asked.append(len(hidden)) or draft_logits(self, hidden))
+    engine = _started(tiny_dir, speculative_method="mtp", speculative_tokens=2)
+    poll(lambda: engine.stats().tokens_since_start > 0, "the engine is warm")
+    engine.stop()
+    assert asked == [1]
+    assert engine.stats().generation_tokens == 0
 
 
 def test_a_broken_device_step_with_guesses_ends_its_requests_and_nothing_else(drafting: Client) -> None:

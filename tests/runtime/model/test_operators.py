@@ -78,7 +78,7 @@ def test_a_position_of_a_million_keeps_its_angle_exact() -> None:
     assert float(angle.imag) == pytest.approx(math.sin(1_048_575), abs=1e-6)
 
 
-@pytest.mark.parametrize("products", [1, 200, 8 << 20])
+@pytest.mark.parametrize("products", [1, 200, 320, 8 << 20], ids=["one query", "one", "two of three", "all"])
 def test_index_scores_are_the_weighted_sum_of_positive_products(products: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "INDEX_BYTES", products)
     query, weights, keys = _random(2, 3, 4, 8), _random(2, 3, 4, seed=1), _random(2, 5, 8, seed=2)

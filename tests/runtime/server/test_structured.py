@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from glm5_runtime.server import grammar_compiler, grammar_trial
+from glm5_runtime.server.errors import ApiError
 from glm5_runtime.server.grammar import Grammar
 from glm5_runtime.server.grammar_compiler import GrammarConstraint, Grammars
 from glm5_runtime.server.params import Limits
@@ -305,6 +306,17 @@ async def test_the_same_grammar_is_prepared_once_and_the_oldest_are_forgotten(
         await known.constraint(Grammar(text, "field"))
 
     assert list(known._kept) == texts[1:]
+
+
+async def test_a_grammar_that_could_not_be_tried_out_is_no_bad_grammar(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = grammars(tokenizer)
+    grammar = Grammar(json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]}), "field")
+    monkeypatch.setattr(grammar_compiler, "_START_SECONDS", 0.0)
+    with pytest.raises(ApiError) as refused:
+        await known.constraint(grammar)
+    assert refused.value.status == 503
+    monkeypatch.undo()
+    assert await known.constraint(grammar)
 
 
 async def test_a_constraint_rolled_back_allows_what_it_allowed_before(tokenizer: TextTokenizer) -> None:
