@@ -90,7 +90,6 @@ def load_steps(
     tokens = agree(_cache_tokens(config, model_config, device, cache_dtype))
     pages = -(-tokens // config.page_size)
     cache = KVCache.allocate(model_config, pages + idle, config.page_size, device, cache_dtype)
-    _touch(cache)
     log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, cache_dtype) / 1e6)
     return Steps(decoder, cache, device, adapters, Buckets.from_dir(model_dir))
 
@@ -184,9 +183,3 @@ def _cache_tokens(config: EngineConfig, model_config: ModelConfig, device: torch
             " lower --max-model-len or --max-batched-tokens, raise --memory-fraction or ASCEND_MAX_MEM, or give the process more memory"
         )
     return tokens
-
-
-def _touch(cache: KVCache) -> None:
-    """Write every page once: a host promises memory at allocation and looks for it at the first write."""
-    for tensor in cache.tensors():
-        tensor.zero_()

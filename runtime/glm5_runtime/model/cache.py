@@ -38,6 +38,7 @@ class KVCache:
     def allocate(cls, config: ModelConfig, pages: int, page_size: int, device: torch.device, dtype: torch.dtype) -> KVCache:
         """Zeros: page 0 must be, and the others may be read by a masked row before they are first written.
 
+        Writing them also takes the memory, which a host only promises at allocation.
         dtype: a float type, or torch.int8 or torch.int4, which are packed with a scale a row. Index keys have 8 bits at least: they choose.
         """
 
