@@ -228,9 +228,9 @@ class GLM5ServiceSpec(Model):
     context: ContextSpec | None = None
     """How much text fits."""
     kv_cache: KVCacheSpec | None = None
-    """The cache of attention keys and values; engine vllm only for now."""
+    """The cache of attention keys and values."""
     speculative: SpeculativeSpec | None = None
-    """Decoding several tokens a step; engine vllm only for now."""
+    """Decoding several tokens a step."""
     rollout: RolloutSpec | None = None
     """How replicas are replaced when the spec changes."""
     drain: DrainSpec | None = None

@@ -215,11 +215,14 @@ def test_layers_with_scales_for_both_ways_use_the_dynamic_one(w8a8: Changed, mad
     assert torch.equal(w8a8.load().get_parameter(name), ours(made["w8a8"]).get_parameter(name))
 
 
-def test_scales_and_rotations_of_a_c8_checkpoints_cache_are_left_aside(w8a8: Changed) -> None:
+def test_scales_and_rotations_of_a_c8_checkpoints_cache_are_left_aside(w8a8: Changed, made: Mapping[str, Path]) -> None:
     base = "model.layers.0.self_attn"
     w8a8.tensors |= {f"{base}.fa_k.scale": torch.ones(1, 1), f"{base}.indexer.q_rot": torch.eye(32), f"{base}.indexer.k_rot": torch.eye(32)}
     w8a8.kinds |= {f"{base}.fa_k.scale": "FAQuant", f"{base}.indexer.q_rot": "FLOAT", f"{base}.indexer.quant_type": "INT8_DYNAMIC"}
-    w8a8.load()
+    plain = dict(ours(made["w8a8"]).named_parameters())
+    loaded = dict(w8a8.load().named_parameters())
+    assert loaded.keys() == plain.keys()
+    assert all(torch.equal(loaded[name], plain[name]) for name in plain)
 
 
 def _refusals() -> dict[str, tuple[str, object]]:
