@@ -1,7 +1,8 @@
 """Prepares grammars off the event loop, within time and memory, and follows one for each answer.
 
 Used by the endpoints (`Grammars.constraint`); the engine thread runs the constraints. A new grammar is tried out in a child process first
-(`grammar_trial`), one at a time; what was prepared is kept, refusals too, since most clients send the same grammar again and again.
+(`grammar_trial`), one at a time; what was prepared is kept, refusals too, since most clients send the same grammar again and again. That a
+trial gave no answer is kept for a while only: the machine may have been busy, or the child ended from outside.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import select
 import subprocess
@@ -18,6 +20,7 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,8 @@ from glm5_runtime.server.errors import ApiError, bad_request
 from glm5_runtime.server.tokens import MARKERS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from llguidance import LLMatcher, LLTokenizer
     from numpy.typing import NDArray
@@ -42,18 +47,30 @@ _START_SECONDS = 60.0  # a tokenizer of 150,000 tokens takes one or two on a fre
 _KEPT = 64
 _WAITING = 64
 _TRIAL_RETRY = 10  # seconds
-_TOO_MUCH = f"it takes more than {_SECONDS:g} s or {grammar_trial.MEMORY >> 20} MB to prepare; make it simpler"
+_UNTRIED_SECONDS = 30.0  # a grammar without an answer is not tried again before: it takes the child 5 of 35 s however often it is sent
+_TOO_MUCH = (
+    f"it takes more than {_SECONDS:g} s or {grammar_trial.MEMORY >> 20} MB to prepare; make it simpler,"
+    f" or send it again after {_UNTRIED_SECONDS:g} s in case the server was busy"
+)
 _NO_TRIAL = "this server can't prepare grammars at the moment; retry later"
 
 
-class Grammars:
-    """Prepared grammars of one model."""
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a grammar can't be used, and until when by the clock that holds without another trial."""
 
-    def __init__(self, tokenizer: TextTokenizer, limits: Limits) -> None:
-        self._tokenizer, self._limits = tokenizer, limits
+    why: str
+    until: float = math.inf
+
+
+class Grammars:
+    """Prepared grammars of one model. `clock`: seconds, for how long a refusal holds."""
+
+    def __init__(self, tokenizer: TextTokenizer, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tokenizer, self._limits, self._clock = tokenizer, limits, clock
         self._reader: LLTokenizer | None = None
         self._trial: _Trial | None = None
-        self._kept: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        self._kept: OrderedDict[str, LLMatcher | _Refusal] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "grammars")  # the default one's places are for bodies
         self._waiting = 0
 
@@ -64,16 +81,16 @@ class Grammars:
 
     async def constraint(self, grammar: Grammar) -> ConstraintFactory:
         """What makes the constraint of one answer; raises ApiError 400 naming the field when the grammar can't be used."""
-        found = self._kept.get(grammar.text)
+        found = self._known(grammar.text)
         if found is None:
             found = await self._prepare_aside(grammar)
         else:
             with suppress(KeyError):  # the thread may have dropped it just now
                 self._kept.move_to_end(grammar.text)
-        if found is _NO_TRIAL:
+        if found is None:
             raise ApiError(503, _NO_TRIAL, code="no_grammars", retry_after=_TRIAL_RETRY)
-        if isinstance(found, str):
-            raise bad_request(f"{grammar.field} can't be used: {found}", grammar.field)
+        if isinstance(found, _Refusal):
+            raise bad_request(f"{grammar.field} can't be used: {found.why}", grammar.field)
         return partial(GrammarConstraint, found, grammar.field)
 
     def after(
@@ -86,7 +103,11 @@ class Grammars:
         held_back = frozenset[int]() if may_end else self._limits.eos_token_ids
         return lambda: AfterToken(token, None if inner is None else inner(), held_back, budget)
 
-    async def _prepare_aside(self, grammar: Grammar) -> LLMatcher | str:
+    def _known(self, text: str) -> LLMatcher | _Refusal | None:
+        found = self._kept.get(text)
+        return None if isinstance(found, _Refusal) and self._clock() >= found.until else found
+
+    async def _prepare_aside(self, grammar: Grammar) -> LLMatcher | _Refusal | None:
         if self._waiting >= _WAITING:
             raise ApiError(429, f"{_WAITING} new grammars wait to be prepared; retry", code="queue_full", retry_after=1)
         self._waiting += 1
@@ -95,27 +116,31 @@ class Grammars:
         finally:
             self._waiting -= 1
 
-    def _prepare(self, text: str) -> LLMatcher | str:
-        found = self._kept.get(text)  # by now another request may have brought the same
+    def _prepare(self, text: str) -> LLMatcher | _Refusal | None:
+        found = self._known(text)  # by now another request may have brought the same
         if found is None:
             found = self._prepared(text)
-            if found is _NO_TRIAL:  # no fault of the grammar
-                return found
+            if found is None:  # no fault of the grammar
+                return None
             self._kept[text] = found
+            self._kept.move_to_end(text)  # one that was tried again kept its old place
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return found
 
-    def _prepared(self, text: str) -> LLMatcher | str:
+    def _prepared(self, text: str) -> LLMatcher | _Refusal | None:
+        """None when no grammar can be tried out."""
         if self._trial is None or self._reader is None:
             stored, size, eos = _with_special_markers(self._tokenizer), self._limits.vocab_size, sorted(self._limits.eos_token_ids)
             self._reader = grammar_trial.make_tokenizer(stored, size, eos)
             self._trial = _Trial({"tokenizer": stored, "vocab_size": size, "eos": eos, "memory": grammar_trial.MEMORY})
         error, text = self._trial.of(text)
         if error is _NO_TRIAL:
-            return _NO_TRIAL
+            return None
+        if error is _TOO_MUCH:
+            return _Refusal(_TOO_MUCH, self._clock() + _UNTRIED_SECONDS)
         if error:
-            return " ".join(error.removesuffix("<non-verbose/>").split())[:300]
+            return _Refusal(" ".join(error.removesuffix("<non-verbose/>").split())[:300])
         return grammar_trial.prepare(self._reader, text)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import time
 from typing import Any
 
@@ -291,8 +293,11 @@ async def test_a_grammar_that_outgrows_its_limits_on_the_way_fails_its_request_o
     assert re.fullmatch("[a-z]{16}", other.json()["choices"][0]["message"]["content"])
 
 
+LIMITS = Limits(2048, 2048, 12, eos_token_ids=frozenset({0, 7, 9}))
+
+
 def grammars(tokenizer: TextTokenizer) -> Grammars:
-    return Grammars(tokenizer, Limits(2048, 2048, 12, eos_token_ids=frozenset({0, 7, 9})))
+    return Grammars(tokenizer, LIMITS)
 
 
 async def test_the_same_grammar_is_prepared_once_and_the_oldest_are_forgotten(
@@ -317,6 +322,43 @@ async def test_a_grammar_that_could_not_be_tried_out_is_no_bad_grammar(tokenizer
     assert refused.value.status == 503
     monkeypatch.undo()
     assert await known.constraint(grammar)
+
+
+async def test_a_grammar_without_an_answer_in_time_may_be_tried_again_but_not_at_once(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    known = Grammars(tokenizer, LIMITS, clock=lambda: now[0])
+    grammar = Grammar(json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]}), "field")
+    await known.constraint(Grammar(json.dumps({"grammars": [{"lark_grammar": 'start: "warm"'}]}), "field"))
+    assert known._trial is not None
+    assert known._trial._child is not None
+    os.kill(known._trial._child.pid, signal.SIGSTOP)  # as on a machine that is too busy for the child to get on
+    monkeypatch.setattr(grammar_compiler, "_SECONDS", 0.05)
+
+    with pytest.raises(ApiError, match="make it simpler, or send it again after 30 s") as refused:
+        await known.constraint(grammar)
+    assert refused.value.status == 400
+    monkeypatch.undo()
+
+    now[0] += 29
+    with pytest.raises(ApiError, match="send it again"):  # nobody keeps the processor busy by asking again and again
+        await known.constraint(grammar)
+    now[0] += 1
+    assert await known.constraint(grammar)
+
+
+async def test_a_grammar_that_is_wrong_stays_so(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    known = Grammars(tokenizer, LIMITS, clock=lambda: now[0])
+    grammar = Grammar(json.dumps({"grammars": [{"lark_grammar": "start: nowhere"}]}), "field")
+    with pytest.raises(ApiError, match="nowhere"):
+        await known.constraint(grammar)
+    monkeypatch.setattr(known, "_prepared", None)  # not looked at a second time
+
+    now[0] += 1e6
+    with pytest.raises(ApiError, match="nowhere"):
+        await known.constraint(grammar)
 
 
 async def test_a_constraint_rolled_back_allows_what_it_allowed_before(tokenizer: TextTokenizer) -> None:
