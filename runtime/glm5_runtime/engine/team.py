@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - pydantic reads RankSpec's types at run time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -35,6 +33,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 
 from glm5_runtime.config import ConfigError, EngineConfig
+from glm5_runtime.engine.own_folder import OwnFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,8 +109,8 @@ class Team:
         self._on_loss: Callable[[str], None] = log.error
         self._closing = False
         self._part: RankSteps | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="glm5-ranks-"))
-        self.rendezvous = self._folder / "rendezvous"
+        self._folder = OwnFolder("glm5-ranks-")
+        self.rendezvous = self._folder.path / "rendezvous"
         level = logging.getLogger().getEffectiveLevel()
         self._members = [
             start(RankSpec(rank=rank, model_dir=model_dir, config=config, rendezvous=self.rendezvous, log_level=level))
@@ -133,7 +132,7 @@ class Team:
 
     def begin(self, part: RankSteps, on_loss: Callable[[str], None]) -> None:
         """All ranks are loaded; `on_loss` is called, from any thread, when one ends."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
         self._part, self._on_loss = part, on_loss
 
     def forward(self, chunks: Rows[Chunk]) -> Tensor:
@@ -166,7 +165,7 @@ class Team:
             member.channel.close()
         if dist.is_initialized():
             dist.destroy_process_group()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _together(self, name: str, work: list[Chunk] | int, hidden: Tensor | None) -> Tensor:
         assert self._part is not None, "begun after loading"
