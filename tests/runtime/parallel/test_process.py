@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.engine.client import expected_rows
-from tests.runtime.server.test_process import Served, served
+from tests.runtime.server.test_process import ANSWER, Served, served, slow_model
 from tests.support.serving import ask
 
 KNOWN = expected_rows()[0]
@@ -53,3 +53,22 @@ async def test_the_second_process_ends_with_the_first(number: signal.Signals, co
 
         assert await server.ended(20) == code
         await gone(child, 10)
+
+
+async def test_both_processes_killed_with_the_first_while_weights_are_read_leave_nothing_that_hinders_the_next(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    async with served(tmp_path, *TWO, model=slow_model(tmp_path / "slow"), TMPDIR=str(temporary)) as server:
+        with await server.reading_weights():
+            child = child_of(server)
+            (left,) = temporary.glob("glm5-ranks-*")
+            server.process.kill()
+
+            assert await server.ended() == -signal.SIGKILL
+            await gone(child, 60)
+    assert left.exists()  # nobody was there to remove it
+
+    async with served(tmp_path, *TWO, port=server.client.base_url.port or 0, TMPDIR=str(temporary)) as again:
+        await again.until("/health/ready", 200)
+        assert not list(temporary.glob("glm5-ranks-*"))
+        assert await again.completes() == ANSWER

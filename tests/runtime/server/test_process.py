@@ -18,12 +18,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
+import pytest
 
-from tests.support.serving import PING, TINY, ask, error_of, events_of, joined
+from tests.support.serving import EXPECTED, PING, TINY, ask, error_of, events_of, joined
 
 CHAT = "/v1/chat/completions"
+_ROW = next(row for row in EXPECTED if row["kind"] == "text")
+TEXT = {"model": "glm-5", "prompt": _ROW["prompt"], "temperature": 0, "max_tokens": 200}
+ANSWER: str = _ROW["text"].removesuffix("<|endoftext|>")
 COUNT = "one, two, three, four, five, six, seven, eight, nine, ten"
 
 
@@ -34,6 +39,7 @@ class Served:
     process: Process
     client: httpx.AsyncClient
     log: Path
+    model: Path
 
     async def until(self, path: str, status: int, seconds: float = 180) -> httpx.Response:
         """Poll `path` until it answers with `status`."""
@@ -52,6 +58,22 @@ class Served:
         async with asyncio.timeout(10):
             while not series.search((await self.client.get("/metrics")).text):  # noqa: ASYNC110 - the state is in another process
                 await asyncio.sleep(0.005)
+
+    async def reading_weights(self, seconds: float = 180) -> BinaryIO:
+        """Wait until a `slow_model`'s weights are opened; as long as what is returned stays open, their reader waits for the first byte."""
+        async with asyncio.timeout(seconds):
+            while True:
+                assert self.process.returncode is None, self.log.read_text()
+                with suppress(OSError):  # ENXIO: nobody has it open for reading
+                    return os.fdopen(os.open(self.model / "model.safetensors", os.O_WRONLY | os.O_NONBLOCK), "wb")
+                await asyncio.sleep(0.02)
+
+    async def completes(self) -> str:
+        """The text of a completion that the model is known for: `ANSWER`."""
+        reply = await self.client.post("/v1/completions", json=TEXT)
+        assert reply.status_code == 200, reply.text
+        text: str = reply.json()["choices"][0]["text"]
+        return text
 
     async def ended(self, seconds: float = 60) -> int:
         """Wait for the end; the exit code."""
@@ -88,11 +110,18 @@ async def served(tmp_path: Path, *flags: str, model: Path = TINY, port: int = 0,
         )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield Served(process, client, log)
+            yield Served(process, client, log, model)
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+def slow_model(folder: Path) -> Path:
+    """The tiny model on storage that gives no byte of the weights: a named pipe stands for their file."""
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("train", "model.safetensors"))
+    os.mkfifo(folder / "model.safetensors")
+    return folder
 
 
 async def test_from_start_to_sigterm_no_request_is_lost(tmp_path: Path) -> None:
@@ -219,10 +248,29 @@ async def test_a_port_in_use_ends_the_process_with_code_1(tmp_path: Path) -> Non
             assert "Address already in use" in server.log.read_text()
 
 
-async def test_a_killed_process_leaves_nothing_that_hinders_the_next(tmp_path: Path) -> None:
-    async with served(tmp_path) as server:
-        await server.until("/health", 200)
-        server.process.kill()
-        assert await server.ended() == -signal.SIGKILL
-    async with served(tmp_path, port=server.client.base_url.port or 0) as again:
-        await again.until("/health", 200)
+async def test_a_process_killed_while_it_reads_weights_or_answers_leaves_nothing_that_hinders_the_next(tmp_path: Path) -> None:
+    async with served(tmp_path, model=slow_model(tmp_path / "slow")) as server:
+        with await server.reading_weights():
+            refused = await server.client.post("/v1/completions", json=TEXT)
+            assert (refused.status_code, error_of(refused)["code"]) == (503, "loading")
+            server.process.kill()
+            assert await server.ended() == -signal.SIGKILL
+    port = server.client.base_url.port or 0
+
+    async with served(tmp_path, port=port) as second:
+        await second.until("/health/ready", 200)
+        assert await second.completes() == ANSWER
+        long = {"model": "glm-5", "prompt": "Tell", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        async with second.client.stream("POST", "/v1/completions", json=long) as reply:
+            chunks = reply.aiter_text()
+            await anext(chunks)
+            second.process.kill()
+            with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):  # cut: not to be taken for the end of the answer
+                async for _ in chunks:
+                    pass
+        with pytest.raises(httpx.ConnectError):
+            await second.client.get("/health")
+
+    async with served(tmp_path, port=port) as third:
+        await third.until("/health/ready", 200)
+        assert await third.completes() == ANSWER
