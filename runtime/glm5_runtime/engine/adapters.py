@@ -86,10 +86,6 @@ class AdapterStore:
                 file = read_adapter(path, self._config, self._base_names, self.max_rank, device=device, dtype=dtype)
                 if sha256 is not None and not hmac.compare_digest(file.sha256, sha256.lower()):
                     raise AdapterError(f"{path}: the SHA-256 of the tensors is {file.sha256}, not the expected {sha256.lower()[:64]}")
-                if fixed := sorted(file.pairs.keys() - self._model.modules):
-                    raise AdapterError(
-                        f"{path}: {fixed[0]} takes no adapter here because its weights are quantised; leave it out of training"
-                    )
                 adapter = LoadedAdapter(name, path, file.sha256, file.rank, next(self._numbers), time.time())
                 stacks = stack(self._model.stacks, {adapter.number: file.pairs}, set(self._held))
             except OSError as error:

@@ -20,7 +20,7 @@ from glm5_runtime.model.adapter_files import Pair
 from glm5_runtime.model.attention import Attention
 from glm5_runtime.model.layers import Linear
 from glm5_runtime.model.moe import Experts
-from glm5_runtime.ops import reference
+from glm5_runtime.model.quant import QuantExperts, QuantLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -132,7 +132,6 @@ class Adapters:
     """The stacks of a decoder, and the step under way. Steps are begun by the decoder."""
 
     def __init__(self) -> None:
-        self.modules: set[str] = set()  # that can take an adapter
         self.stacks: Stacks = {}
         self.step: AdapterStep | None = None
 
@@ -201,12 +200,10 @@ def install(decoder: Decoder) -> Adapters:
         if isinstance(module, Attention):
             latents = partial(_to_latent, adapters, name, module.nope, module.to_latent)
             vars(module).update(to_latent=latents, from_latent=partial(_from_latent, adapters, name, module.nope, module.from_latent))
-        elif isinstance(module, Experts):
-            vars(module).update(forward=partial(_experts, adapters, name, owner=module, base=base))
-            adapters.modules |= {f"{name}.gate_up_proj", f"{name}.down_proj"}
-        elif isinstance(module, Linear) or hasattr(module, "weight_scale"):  # plain or quantised
+        elif isinstance(module, Experts | QuantExperts):
+            vars(module).update(forward=partial(_experts, adapters, name, base))
+        elif isinstance(module, Linear | QuantLinear):
             vars(module).update(forward=partial(_linear, adapters, name, base))
-            adapters.modules.add(name)
     return adapters
 
 
@@ -253,13 +250,11 @@ def _from_latent(adapters: Adapters, name: str, nope: int, base: Callable[[Tenso
     return output
 
 
-def _experts(
-    adapters: Adapters, name: str, x: Tensor, chosen: Tensor, weights: Tensor, *, owner: Experts, base: Callable[..., Tensor]
-) -> Tensor:
+def _experts(adapters: Adapters, name: str, base: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """Routed experts: x [N, hidden], chosen and weights [N, k] → [N, hidden]."""
     parts = [None if adapters.step is None else adapters.step.of(f"{name}.{side}") for side in ("gate_up_proj", "down_proj")]
     if parts == [None, None]:
-        return base(x, chosen, weights)
+        return base(*given)
 
     def extra(place: int, x: Tensor, output: Tensor, rows: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Rows sorted by expert, each that of token `rows`; `product` multiplies each with its expert's matrix."""
@@ -272,4 +267,4 @@ def _experts(
             narrow.masked_fill_(hidden.index_select(0, rows), 0)  # not by a product, which would keep another adapter's infinity
         output += product(narrow, up.mT)
 
-    return reference.run_sorted_experts(x, owner.gate_up_proj, owner.down_proj, chosen, weights, extra=extra)
+    return base(*given, extra)

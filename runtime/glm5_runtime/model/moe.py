@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
     from glm5_runtime.model.parallel import Ranks
     from glm5_runtime.ops.interface import OperatorSet
+    from glm5_runtime.ops.reference import Extra
 
 
 class MLP(Module):
@@ -58,9 +59,9 @@ class Experts(Module):
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner))
 
-    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, extra: Extra | None = None) -> Tensor:
         """[N, hidden], each token's experts and their weights [N, k] → the weighted sum [N, hidden]."""
-        return self.ops.run_experts(x, self.gate_up_proj, self.down_proj, chosen, weights, first=self.first)
+        return self.ops.run_experts(x, self.gate_up_proj, self.down_proj, chosen, weights, first=self.first, extra=extra)
 
 
 class MoE(Module):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from glm5_runtime.model.checkpoint_files import Checkpoint
     from glm5_runtime.ops.interface import OperatorSet
+    from glm5_runtime.ops.reference import Extra
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,11 @@ class QuantExperts(Module):
         self.gate_up_proj, self.gate_up_proj_scale = values(like.gate_up_proj), scale(like.gate_up_proj)
         self.down_proj, self.down_proj_scale = values(like.down_proj), scale(like.down_proj)
 
-    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, extra: Extra | None = None) -> Tensor:
         """[N, hidden], each token's experts and their weights [N, k] → the weighted sum [N, hidden]."""
         gate_up = Weights(self.gate_up_proj, self.gate_up_proj_scale.squeeze(-1))
         down = Weights(self.down_proj, self.down_proj_scale.squeeze(-1))
-        return self.ops.run_quantised_experts(x, gate_up, down, chosen, weights, first=self.first)
+        return self.ops.run_quantised_experts(x, gate_up, down, chosen, weights, first=self.first, extra=extra)
 
 
 def read_kinds(model_dir: Path, names: Iterable[str]) -> dict[str, str]:

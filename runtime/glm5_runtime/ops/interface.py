@@ -61,8 +61,21 @@ class OperatorSet(Protocol):
     def route(self, logits: Tensor, bias: Tensor, choice: reference.Routing) -> tuple[Tensor, Tensor]:
         """Which experts see a token, and how much each counts."""
 
-    def run_experts(self, x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None) -> Tensor:
-        """The routed experts' weighted sum. `first`: number of the first expert here; those that are elsewhere count nothing."""
+    def run_experts(
+        self,
+        x: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        *,
+        first: int | None = None,
+        extra: reference.Extra | None = None,
+    ) -> Tensor:
+        """The routed experts' weighted sum. `first`: number of the first expert here; those that are elsewhere count nothing.
+
+        `extra` adds to the outputs of both products (adapters).
+        """
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """SiLU of the first half times the second half."""
@@ -74,7 +87,15 @@ class OperatorSet(Protocol):
         """A linear layer of int8 weights on quantised activations."""
 
     def run_quantised_experts(
-        self, x: Tensor, gate_up: Weights, down: Weights, chosen: Tensor, weights: Tensor, *, first: int | None = None
+        self,
+        x: Tensor,
+        gate_up: Weights,
+        down: Weights,
+        chosen: Tensor,
+        weights: Tensor,
+        *,
+        first: int | None = None,
+        extra: reference.Extra | None = None,
     ) -> Tensor:
         """The routed experts' weighted sum with int8 or 4-bit weights."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from glm5_runtime.ops.packing import Weights
     from glm5_runtime.ops.paging import LayerCache, Queries, Rows
-    from glm5_runtime.ops.reference import Routing
+    from glm5_runtime.ops.reference import Extra, Routing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -322,8 +322,18 @@ def route(logits: Tensor, bias: Tensor, choice: Routing) -> tuple[Tensor, Tensor
 
 
 @_or(reference.run_experts)
-def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None) -> Tensor:
+def run_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    first: int | None = None,
+    extra: Extra | None = None,
+) -> Tensor:
     """Rows grouped by expert, two grouped products, and back, weighted in x's type."""
+    _need(extra is None, "adapters on experts")
     _need(x.dtype == gate_up.dtype == down.dtype, "x and the experts differ in type")
     rows, origin, counts, _ = _group_rows(x, chosen, gate_up.shape[0], first, quant_mode=-1)
     inner = _kernels.npu_swiglu(_grouped(rows, gate_up, counts), dim=-1)
@@ -390,9 +400,17 @@ def quantised_linear(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: T
 
 @_or(reference.run_quantised_experts)
 def run_quantised_experts(
-    x: Tensor, gate_up: Weights, down: Weights, chosen: Tensor, weights: Tensor, *, first: int | None = None
+    x: Tensor,
+    gate_up: Weights,
+    down: Weights,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    first: int | None = None,
+    extra: Extra | None = None,
 ) -> Tensor:
     """As `run_experts`; activations become int8 on their way to each product. In bf16 the kernel takes scales of weights in bf16 only."""
+    _need(extra is None, "adapters on experts")
     _need(x.dtype in _HALF, f"type {x.dtype}")
     _need(all(part.values.shape[1] == part.scale.shape[1] for part in (gate_up, down)), "4-bit weights")
     scale_dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from glm5_runtime.ops.packing import Weights
     from glm5_runtime.ops.paging import LayerCache, Queries, Rows
 
+    Extra = Callable[[int, Tensor, Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]], None]  # see `run_experts`
+
 INDEX_BYTES = 8 << 20
 """Products of queries with all index keys held at a time: larger ones leave the processor's cache and cost twice as much."""
 PACKED_ROWS = 4096
@@ -259,11 +261,23 @@ def _best(scores: Tensor, k: int) -> Tensor:
     return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
 
 
-def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, first: int | None = None) -> Tensor:
+def run_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    first: int | None = None,
+    extra: Extra | None = None,
+) -> Tensor:
     """Each token through its experts: x [N, h], gate_up [E, 2i, h], down [E, h, i], chosen and weights [N, k] → [N, h].
 
     Tokens are grouped by expert so that every expert's matrices are read once a step. With `first` the E experts are those from this
     number on, and a token's others add nothing.
+
+    `extra` adds to the outputs of the two products (`model.adapters`). It gets which of them it is, its rows sorted by expert, its output,
+    each row's token, and the product of sorted rows with matrices [E, out, in].
     """
     if first is not None:
         own = chosen - first
@@ -272,29 +286,24 @@ def run_experts(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weight
         result = torch.zeros_like(x)
         if len(tokens):
             own, weights = own[tokens, places].unsqueeze(1), weights[tokens, places].unsqueeze(1)
-            result.index_add_(0, tokens, run_experts(x[tokens], gate_up, down, own, weights))
+            added = None if extra is None else _of_tokens(extra, tokens)
+            result.index_add_(0, tokens, run_experts(x[tokens], gate_up, down, own, weights, extra=added))
         return result
-    if len(chosen) == 1:  # nothing to sort
+    if len(chosen) == 1 and extra is None:  # nothing to sort
         experts = chosen[0].tolist()
         inner = swiglu(torch.cat([torch.mm(x, gate_up[expert].t()) for expert in experts]))
         outputs = torch.cat([torch.mm(inner[row : row + 1], down[expert].t()) for row, expert in enumerate(experts)])
         return torch.mm(weights, outputs.float()).to(x.dtype)
-    return run_sorted_experts(x, gate_up, down, chosen, weights)
+    return _run_sorted(x, gate_up, down, chosen, weights, extra=extra)
 
 
-def run_sorted_experts(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    *,
-    extra: Callable[[int, Tensor, Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]], None] | None = None,
-) -> Tensor:
-    """The same for any number of tokens. `extra` adds to the outputs of the two products (`model.adapters`).
+def _of_tokens(extra: Extra, tokens: Tensor) -> Extra:
+    """The same for rows that are some of the step's tokens [M]."""
+    return lambda place, x, output, rows, product: extra(place, x, output, tokens.index_select(0, rows), product)
 
-    It gets which of them it is, its rows sorted by expert, its output, each row's token, and the product of sorted rows with matrices.
-    """
+
+def _run_sorted(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor, *, extra: Extra | None) -> Tensor:
+    """The same for any number of tokens."""
     k = chosen.shape[1]
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
@@ -343,9 +352,16 @@ def quantised_linear(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: T
 
 
 def run_quantised_experts(
-    x: Tensor, gate_up: Weights, down: Weights, chosen: Tensor, weights: Tensor, *, first: int | None = None
+    x: Tensor,
+    gate_up: Weights,
+    down: Weights,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    first: int | None = None,
+    extra: Extra | None = None,
 ) -> Tensor:
-    """As `run_experts` with integer products: activations are rounded to int8 by token before each of the two.
+    """As `run_experts` with integer products: activations are rounded to int8 by token before each of the two, but not for `extra`.
 
     Tokens are grouped by expert, so 4-bit weights are unpacked once a step, and only those of experts that are chosen.
     """
@@ -360,7 +376,16 @@ def run_quantised_experts(
         integers, scale = quantise(x)
         rows = own // k
         inner = _by_expert(integers.index_select(0, rows), scale.index_select(0, rows), gate_up, sizes)
-        outputs.index_copy_(0, own, _by_expert(*quantise(swiglu(inner)), down, sizes))
+        if extra is None:
+            outputs.index_copy_(0, own, _by_expert(*quantise(swiglu(inner)), down, sizes))
+        else:
+            ends = torch.tensor([end - bounds[0] for end in bounds[1:]], device=x.device, dtype=torch.int32)
+            product = partial(_grouped, ends=ends)
+            extra(0, x.index_select(0, rows), inner, rows, product)
+            inner = swiglu(inner)
+            each = _by_expert(*quantise(inner), down, sizes)
+            extra(1, inner.to(x.dtype), each, rows, product)
+            outputs.index_copy_(0, own, each)
     return torch.bmm(weights.unsqueeze(1), outputs.view(count, k, -1)).squeeze(1).to(x.dtype)
 
 

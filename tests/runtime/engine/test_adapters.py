@@ -202,12 +202,22 @@ def test_an_engine_without_adapters_refuses_their_names(folders: dict[str, Path]
     plain.stop()
 
 
-def test_no_adapter_acts_on_experts_in_integers(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_adapter_changes_the_answers_of_experts_in_4_bits_and_leaves_those_of_the_model(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     quantize(TINY, tmp_path / "tiny-glm5", "w4a8")
     engine = load_engine(tmp_path / "tiny-glm5", EngineConfig(max_loras=1, cache_tokens=4096))
-    with pytest.raises(AdapterError, match=r"layers.1.mlp.experts.down_proj takes no adapter here because its weights are quantised"):
-        store(engine).load("three", folders["three"])
-    assert store(engine).load("two", folders["two"]).rank == 8
+    engine.start()
+    client = Client(engine)
+    alone = client.submit(on("")).tokens()
+    store(engine).load("three", folders["three"])
+    together = [client.submit(on(name)) for name in ("three", "")]
+
+    texts = [stream.tokens() for stream in together]
+
+    assert texts[1] == alone
+    assert texts[0] != alone
+    engine.stop()
 
 
 def test_a_bad_adapter_at_start_is_the_configs_fault(folders: dict[str, Path], tmp_path: Path) -> None:
