@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +25,7 @@ from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.runner import Chosen
 from glm5_runtime.engine.scheduler import Step
 from glm5_runtime.server.app import build_app
-from glm5_runtime.server.connections import Connection
+from glm5_runtime.server.connections import Connection, Server
 from glm5_runtime.server.generation import EnginePort
 from glm5_runtime.server.health import Patience
 from glm5_runtime.server.params import Limits, SamplingDefaults
@@ -98,16 +99,16 @@ async def on_a_socket(service: Service, most: int = 100) -> AsyncIterator[httpx.
     """A client of the same application behind uvicorn on a free port: for everything that has to do with connections."""
     config = uvicorn.Config(
         build_app(service),
-        port=0,
         log_config=None,
         lifespan="off",
         timeout_graceful_shutdown=1,
         http=partial(Connection, most=most),  # type: ignore[arg-type]  # it is only called
+        ws="none",
     )
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server._serve())
+    server, door = Server(config), socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = door.getsockname()[1]
+    serving = asyncio.create_task(server.serve(sockets=[door]))
     await until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
     watching = asyncio.create_task(service.watch.run())
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:

@@ -1,26 +1,30 @@
-"""How many connections there may be, and how long one may be silent before it has asked for anything.
+"""How connections are taken, how many there may be, and how long one may be silent before it has asked for anything.
 
-uvicorn knows neither: idle connections would use up the process's descriptors, and /health would stop answering with them. Here one too
-many takes the place of the connection that has been idle longest, and is closed itself only when all others have a request under way.
+uvicorn knows none of this: idle connections would use up the process's descriptors, and /health would stop answering with them. Here one
+too many takes the place of the connection that has been idle longest, and is closed itself only when all others have a request under way.
+Requests are read by h11: httptools is faster, but loses the body of a request that offers another protocol, as Java's client does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import resource
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
-    import asyncio
+    import socket
 
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-ACCEPTED_AT_ONCE = 64  # in one turn of the loop, before any of them is known here; asyncio's `backlog`
 HEADER_SECONDS = 30.0
 _MOST = 4096
-_RESERVE = 5 * ACCEPTED_AT_ONCE  # what is accepted and not yet known, or closed and not yet free, takes four turns; the rest is files
+_RESERVE = 320  # descriptors for files, other ranks, and connections that are closed and not yet free
+_BREATH = 0.1  # seconds until the next attempt when the process or the system has no descriptor left
 
 
 def raise_limit() -> int:
@@ -30,6 +34,44 @@ def raise_limit() -> int:
     if hard == resource.RLIM_INFINITY:
         return _MOST
     return min(_MOST, max(hard - _RESERVE, hard // 2))
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handling: it would stop serving at the first signal, and health must answer while we drain.
+
+    It takes connections one by one, each known before the next is taken: a burst waits in the kernel, where it costs no descriptors.
+    """
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals to the process."""
+        return nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the doors, which listen already."""
+        await super().startup([])
+        self._accepting = [asyncio.create_task(self._accept(door)) for door in sockets or []]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close them, and let requests under way end."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def _accept(self, door: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        door.setblocking(False)
+        while True:
+            try:
+                client, _ = await loop.sock_accept(door)
+                await loop.connect_accepted_socket(self._connection, client)
+            except OSError:  # no descriptor left, or the client is gone again
+                await asyncio.sleep(_BREATH)
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        connection: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return connection
 
 
 class Connection(H11Protocol):

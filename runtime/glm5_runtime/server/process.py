@@ -21,18 +21,19 @@ import signal
 import socket
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
+import uvloop
 
 from glm5_runtime.config import ConfigError, ModelConfig
 from glm5_runtime.server.app import build_app
 from glm5_runtime.server.audit import AuditLog
-from glm5_runtime.server.connections import ACCEPTED_AT_ONCE, Connection, raise_limit
+from glm5_runtime.server.connections import Connection, Server, raise_limit
 from glm5_runtime.server.hooks import Hook
 from glm5_runtime.server.params import Limits, SamplingDefaults
 from glm5_runtime.server.protocol import MAX_CHOICES
@@ -61,26 +62,12 @@ _LAST_WORDS = 3.0  # seconds for cut requests to be told so
 
 def serve(settings: ServerSettings, engine_config: EngineConfig) -> int:
     """Serve until told to stop; returns the process's exit code."""
-    code = asyncio.run(_Process(settings, engine_config).run())
+    code = uvloop.run(_Process(settings, engine_config).run())
     if any(thread.name in {"engine", "load"} for thread in threading.enumerate()):
         # A thread inside torch would be torn down with the interpreter and turn a clean end into a crash.
         logging.shutdown()
         os._exit(code)
     return code
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling: it would stop serving at the first signal, and health must answer while we drain."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Leave signals to the process."""
-        return nullcontext()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the kernel queue a burst of clients; asyncio would take as many at once as it lets queue."""
-        await super().startup(sockets)
-        for door in sockets or []:
-            door.listen(_QUEUED_CONNECTIONS)
 
 
 @dataclass
@@ -105,11 +92,11 @@ class _Process:
         except OSError as error:
             logger.error("--audit-log: %s can't be written: %s", self.settings.audit_log, error.strerror)
             return 1
-        server = _Server(
+        server = Server(
             uvicorn.Config(
                 build_app(service),
                 http=partial(Connection, most=most),  # type: ignore[arg-type]  # it is only called
-                backlog=ACCEPTED_AT_ONCE,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,

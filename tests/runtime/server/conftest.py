@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import httpx
 import pytest
+import uvloop
 
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.server.tokens import TextTokenizer
 from tests.runtime.engine.client import poll
 from tests.support import serving
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that serves in the real process."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
@@ -109,9 +109,51 @@ async def test_a_half_sent_body_does_not_hold_up_the_drain(engine: Engine, monke
     async with serving.on_a_socket(service) as client, opened(client, HALF) as (reader, writer):
         await until(lambda: service.active == 1)
         service.drain()
+        reply = asyncio.create_task(reader.readline())
         for _ in range(4):  # drop by drop doesn't help
             writer.write(b" ")
-            await asyncio.sleep(0.1)
+            await asyncio.wait({reply}, timeout=0.1)
+            if reply.done():
+                break
 
-        assert (await asyncio.wait_for(reader.read(), 3)).startswith(b"HTTP/1.1 503")
+        assert (await asyncio.wait_for(reply, 3)).startswith(b"HTTP/1.1 503")
         await until(service.idle.is_set)
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (b"GET /health HTTP/1.1\r\nx-a: ", b"a"),
+        (b"GET /health HTTP/1.1\r\n", b"x-a: a\r\n"),
+        (b"GET /", b"a"),
+        (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx-a: ", b"a"),
+    ],
+    ids=["value", "headers", "path", "behind the body"],
+)
+async def test_a_header_without_an_end_is_refused(engine: Engine, start: bytes, more: bytes) -> None:
+    async with serving.on_a_socket(serving.make_service(engine)) as client, opened(client, start) as (reader, writer):
+        first = b""
+        for _ in range(100):  # pieces, so that none is underway when the refusal comes
+            writer.write(more * (4_000 // len(more)))
+            with suppress(TimeoutError):
+                first = await asyncio.wait_for(reader.readline(), 0.05)
+                break
+
+        assert b" 400 " in first
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_header_of_usual_length_is_read(engine: Engine) -> None:
+    async with serving.on_a_socket(serving.make_service(engine)) as client:
+        for _ in range(3):
+            assert (await client.get("/health", headers={"x-a": "a" * 30_000})).status_code == 200
+
+
+async def test_a_client_that_offers_another_protocol_is_served_in_this_one(engine: Engine) -> None:
+    body = b'{"prompt": "Hi", "max_tokens": 1}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with serving.on_a_socket(serving.make_service(engine)) as client, opened(client) as (reader, writer):
+        for _ in range(2):  # as Java's client does by default
+            writer.write(head + body)
+            assert b" 200 " in await asyncio.wait_for(reader.readline(), 10)
+            assert b"completion_tokens" in await asyncio.wait_for(reader.readuntil(b"}}"), 10)
