@@ -1,7 +1,8 @@
 """`make bench-engine`: every part in a process of its own, a table, a section of docs/benchmarks.md, and one line of JSON at the end.
 
 Method: both sides run in one process on one checkpoint, one after the other in every repetition; what is compared is the ratio of a
-repetition. The first run of each is not counted. The figure is the median of the repetitions, with the least and the most.
+repetition. The first run of each is not counted. The figure is the median of the repetitions, with the least, the most and the spread
+(`figures`). Meanwhile a thread looks at how busy the machine is, and with what (`benchmarks.utilisation`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import datetime
 import importlib.metadata
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +20,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.engine.figures import BUSY_COLUMNS, COLUMNS, Figure, busy_row, section
 from benchmarks.process import machine
+from benchmarks.utilisation import Utilisation, watched
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("decode1", "decode16", "decode64", "long_context", "prefill", "http", "prefix", "kv_formats", "adapters", "scheduling")
@@ -48,15 +50,25 @@ def main(
     record: Annotated[bool, typer.Option(help="Append the result to docs/benchmarks.md.")] = True,
 ) -> None:
     """Measure the engine against transformers and against itself."""
-    found: dict[str, list[float]] = {}
-    for name in part or PARTS:
-        with console.status(f"{name} …"):
-            figures = run(name)
-        show(name, figures)
-        found |= {key if key in AIMS or key.startswith("decode1_") else f"{name}: {key}": values for key, values in figures.items()}
+    figures: dict[str, Figure] = {}
+    busy: dict[str, Utilisation] = {}
+    names = part or PARTS
+    for number, name in enumerate(names, 1):
+        console.print(f"part {number} of {len(names)}: {name} …")
+        with console.status(name), watched() as watch:
+            values = run(name)
+        busy[name] = watch.utilisation
+        found = [Figure(title(name, key), each, AIMS.get(key, "")) for key, each in values.items()]
+        show(name, found, busy[name])
+        figures |= {figure.name: figure for figure in found}
     if record:
-        append(found)
-    print(json.dumps({key: round(statistics.median(found[key]), 4) for key in AIMS if key in found}))
+        append(list(figures.values()), busy)
+    print(json.dumps({key: round(figures[key].median, 4) for key in AIMS if key in figures}))
+
+
+def title(part: str, key: str) -> str:
+    """What a figure is called among those of all parts."""
+    return key if key in AIMS or key.startswith("decode1_") else f"{part}: {key}"
 
 
 def run(name: str) -> dict[str, list[float]]:
@@ -73,26 +85,21 @@ def run(name: str) -> dict[str, list[float]]:
     return figures
 
 
-def show(name: str, figures: dict[str, list[float]]) -> None:
-    """What a part has found."""
-    table = Table(title=name, title_justify="left")
-    for column in ("figure", "median", "least", "most", "aim"):
-        table.add_column(column)
-    for key, values in figures.items():
-        table.add_row(key, *(f"{value:.3g}" for value in (statistics.median(values), min(values), max(values))), AIMS.get(key, ""))
+def show(name: str, figures: list[Figure], busy: Utilisation) -> None:
+    """What a part has found, how long it took, and what else the machine did meanwhile."""
+    table = Table(*COLUMNS)
+    for figure in figures:
+        table.add_row(*figure.row())
     console.print(table)
+    pairs = zip(BUSY_COLUMNS, busy_row(name, busy), strict=True)
+    console.print("; ".join(f"{column}: {cell}" for column, cell in pairs), soft_wrap=True)
 
 
-def append(found: dict[str, list[float]]) -> None:
+def append(figures: list[Figure], busy: dict[str, Utilisation]) -> None:
     """Add a dated section to docs/benchmarks.md."""
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("torch", "transformers"))
-    lines = [f"\n## Engine, {datetime.date.today().isoformat()}\n", f"{machine()}; {versions}\n"]
-    lines += ["| figure | median | least | most | runs | aim |", "|---|---|---|---|---|---|"]
-    for key, values in found.items():
-        spread = " | ".join(f"{value:.3g}" for value in (statistics.median(values), min(values), max(values)))
-        lines.append(f"| {key} | {spread} | {len(values)} | {AIMS.get(key, '')} |")
     with (ROOT / "docs" / "benchmarks.md").open("a") as page:
-        page.write("\n".join(lines) + "\n")
+        page.write(section(f"Engine, {datetime.date.today().isoformat()}", f"{machine()}; {versions}", figures, busy))
 
 
 if __name__ == "__main__":

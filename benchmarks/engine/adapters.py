@@ -5,7 +5,6 @@ Both run in one process by turns, so that a busy machine slows both. The offline
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from dataclasses import dataclass
@@ -32,13 +31,11 @@ ROUNDS = 9
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Adapters' throughput by the base model's: the median of rounds, the lowest and the highest; medians of a step's milliseconds."""
+    """Of each round: adapters' throughput by the base model's, and milliseconds of a step of each."""
 
-    median: float
-    lowest: float
-    highest: float
-    base_ms: float
-    adapters_ms: float
+    shares: list[float]
+    base_ms: list[float]
+    adapters_ms: list[float]
 
 
 def adapters_share(
@@ -70,9 +67,8 @@ def adapters_share(
         )
         engine = load_engine(model_dir, settings)
     pairs = [(_step_ms(engine, sequences, [""]), _step_ms(engine, sequences, names)) for _ in range(rounds + 1)][1:]
-    shares = sorted(base / adapted for base, adapted in pairs)
-    bases, adapted = zip(*pairs, strict=True)
-    return Share(statistics.median(shares), shares[0], shares[-1], statistics.median(bases), statistics.median(adapted))
+    bases, adapted = (list(side) for side in zip(*pairs, strict=True))
+    return Share([base / other for base, other in pairs], bases, adapted)
 
 
 def _step_ms(engine: Engine, sequences: int, names: list[str]) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,23 +18,12 @@ from glm5_runtime.engine.runner import Chosen
 from glm5_runtime.engine.scheduler import Scheduler, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from glm5_runtime.engine.runner import Runner
 
 PAGE = 16
 PROMPT = 500
 STEPS = 400
 RUNS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Milliseconds a step: the median of the runs' own medians, the lowest and the highest of them."""
-
-    median_ms: float
-    lowest_ms: float
-    highest_ms: float
 
 
 class _NoModel:
@@ -48,19 +36,14 @@ class _NoModel:
         return [Chosen(sequence, 1) for sequence in complete]
 
 
-def scheduler_ms(sequences: int = 256, steps: int = STEPS, runs: int = RUNS) -> StepCost:
-    """`schedule()` alone with so many decoding sequences."""
-    return _cost(runs, lambda: _measure(sequences, steps, whole_step=False))
+def scheduler_ms(sequences: int = 256, steps: int = STEPS, runs: int = RUNS) -> list[float]:
+    """Milliseconds of `schedule()` alone with so many decoding sequences, the median step of each run."""
+    return [_measure(sequences, steps, whole_step=False) for _ in range(runs)]
 
 
-def engine_ms(sequences: int = 256, steps: int = STEPS, runs: int = RUNS) -> StepCost:
-    """A whole step of the engine but for the model: commands, scheduling, delivery to a listener that does nothing."""
-    return _cost(runs, lambda: _measure(sequences, steps, whole_step=True))
-
-
-def _cost(runs: int, measure: Callable[[], float]) -> StepCost:
-    found = sorted(measure() for _ in range(runs))
-    return StepCost(statistics.median(found), found[0], found[-1])
+def engine_ms(sequences: int = 256, steps: int = STEPS, runs: int = RUNS) -> list[float]:
+    """The same of a whole step of the engine but for the model: commands, scheduling, delivery to a listener that does nothing."""
+    return [_measure(sequences, steps, whole_step=True) for _ in range(runs)]
 
 
 def _measure(sequences: int, steps: int, *, whole_step: bool) -> float:
