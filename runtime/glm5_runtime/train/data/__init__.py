@@ -1,0 +1,1 @@
+"""From files of conversations to batches of tokens."""

@@ -1,0 +1,15 @@
+"""What the data side hands to the training loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row as the model sees it: token ids, and of each whether it is one the model shall learn to produce."""
+
+    tokens: tuple[int, ...]
+    trained: tuple[bool, ...]
+    line: int
+    """Physical line of the file, 1-based, for messages."""
