@@ -30,8 +30,8 @@ from glm5_runtime.server.generation import EnginePort
 from glm5_runtime.server.health import Patience
 from glm5_runtime.server.params import Limits, SamplingDefaults
 from glm5_runtime.server.service import Loaded, ServerSettings, Service
-from glm5_runtime.server.template import built_in
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.template import built_in
+from glm5_runtime.text.tokens import TextTokenizer
 
 TINY = Path(__file__).parents[1] / "fixtures" / "tiny-glm5"
 MODEL = "glm-5"

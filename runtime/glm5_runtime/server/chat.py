@@ -17,15 +17,16 @@ from glm5_runtime.server.choice import Choice
 from glm5_runtime.server.errors import bad_request
 from glm5_runtime.server.forms import chat_form
 from glm5_runtime.server.generation import Planned
-from glm5_runtime.server.messages import fewest_characters, normalise
 from glm5_runtime.server.params import check_message_count, check_prompt_length, sampling_params, seed_of_choice
 from glm5_runtime.server.parsers import ChatParser, Delta
 from glm5_runtime.server.protocol import REFUSED_IN_CHAT, ChatRequest
 from glm5_runtime.server.replies import chat_logprobs, join_logprobs, usage
 from glm5_runtime.server.service import public_id
 from glm5_runtime.server.sse import EventStream, JsonReply, event, while_connected
-from glm5_runtime.server.template import opens_thinking
-from glm5_runtime.server.tokens import StopStrings
+from glm5_runtime.text.errors import ConversationError
+from glm5_runtime.text.messages import fewest_characters, normalise
+from glm5_runtime.text.template import opens_thinking
+from glm5_runtime.text.tokens import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -116,6 +117,13 @@ async def _plan(model: Loaded, body: ChatRequest, prompt: str, form: ConstraintF
 
 
 def _prompt(model: Loaded, body: ChatRequest, tools: list[dict[str, Any]]) -> str:
+    try:
+        return _rendered(model, body, tools)
+    except ConversationError as error:
+        raise bad_request(error.message, error.field) from error
+
+
+def _rendered(model: Loaded, body: ChatRequest, tools: list[dict[str, Any]]) -> str:
     messages = normalise(body.messages)
     least = model.tokenizer.fewest_tokens(fewest_characters(messages)) or 1
     check_prompt_length(least, model.limits, at_least=True, field="messages")

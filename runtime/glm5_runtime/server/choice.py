@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from glm5_runtime.engine.request import FinishReason
-from glm5_runtime.server.tokens import Detokenizer, StopStrings
+from glm5_runtime.text.tokens import Detokenizer, StopStrings
 
 if TYPE_CHECKING:
     from glm5_runtime.engine.request import Output, TokenLogprob
-    from glm5_runtime.server.tokens import TextTokenizer
+    from glm5_runtime.text.tokens import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

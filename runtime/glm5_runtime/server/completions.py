@@ -19,7 +19,7 @@ from glm5_runtime.server.protocol import REFUSED_IN_COMPLETIONS, CompletionReque
 from glm5_runtime.server.replies import CompletionLogprobs, join_logprobs, usage
 from glm5_runtime.server.service import public_id
 from glm5_runtime.server.sse import EventStream, JsonReply, event, while_connected
-from glm5_runtime.server.tokens import StopStrings
+from glm5_runtime.text.tokens import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

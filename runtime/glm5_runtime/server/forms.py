@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from glm5_runtime.server.errors import bad_request
 from glm5_runtime.server.grammar import answer_grammar, tool_grammar
 from glm5_runtime.server.parsers import CALL, END_THINK
-from glm5_runtime.server.template import opens_thinking
+from glm5_runtime.text.template import opens_thinking
 
 if TYPE_CHECKING:
     from glm5_runtime.engine.constraint import ConstraintFactory

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from glm5_runtime.engine.constraint import AfterToken
 from glm5_runtime.server import grammar_trial
 from glm5_runtime.server.errors import ApiError, bad_request
-from glm5_runtime.server.tokens import MARKERS
+from glm5_runtime.text.tokens import MARKERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from glm5_runtime.engine.constraint import ConstraintFactory
     from glm5_runtime.server.grammar import Grammar
     from glm5_runtime.server.params import Limits
-    from glm5_runtime.server.tokens import TextTokenizer
+    from glm5_runtime.text.tokens import TextTokenizer
 
 logger = logging.getLogger(__name__)
 _SECONDS = 5.0

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from glm5_runtime.server.adapters import LoadAdapter, UnloadAdapter
-from glm5_runtime.server.messages import ROLES
 from glm5_runtime.server.protocol import (
     MAX_STOPS,
     ChatRequest,
@@ -20,6 +19,7 @@ from glm5_runtime.server.protocol import (
     GenerateRequest,
     TokenizeRequest,
 )
+from glm5_runtime.text.messages import ROLES
 
 Schema = dict[str, Any]
 _MODELS = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest, LoadAdapter, UnloadAdapter)

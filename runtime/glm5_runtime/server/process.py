@@ -38,8 +38,8 @@ from glm5_runtime.server.hooks import Hook
 from glm5_runtime.server.params import Limits, SamplingDefaults
 from glm5_runtime.server.protocol import MAX_CHOICES
 from glm5_runtime.server.service import Loaded, Service
-from glm5_runtime.server.template import TemplateError, find_template
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.template import TemplateError, find_template
+from glm5_runtime.text.tokens import TextTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

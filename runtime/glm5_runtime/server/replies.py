@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from glm5_runtime.server.tokens import Detokenizer
+from glm5_runtime.text.tokens import Detokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from glm5_runtime.engine.request import TokenLogprob
-    from glm5_runtime.server.tokens import TextTokenizer
+    from glm5_runtime.text.tokens import TextTokenizer
 
 _LOWEST = -9999.0  # JSON has no minus infinity; OpenAI and vLLM say this instead
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from glm5_runtime.server.generation import EnginePort
     from glm5_runtime.server.params import Limits, SamplingDefaults
     from glm5_runtime.server.protocol import RequestBody
-    from glm5_runtime.server.template import ChatTemplate
-    from glm5_runtime.server.tokens import TextTokenizer
+    from glm5_runtime.text.template import ChatTemplate
+    from glm5_runtime.text.tokens import TextTokenizer
 
 logger = logging.getLogger(__name__)
 Body = TypeVar("Body", bound="RequestBody")

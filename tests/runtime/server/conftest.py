@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from glm5_runtime.engine.engine import Engine
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.runtime.engine.client import poll
 from tests.support import serving
 

@@ -16,7 +16,7 @@ from glm5_runtime.server import aside
 from glm5_runtime.server.aside import INLINE_BYTES, ORDINARY_BYTES, Aside
 from glm5_runtime.server.errors import ApiError
 from glm5_runtime.server.service import Service
-from glm5_runtime.server.template import ChatTemplate
+from glm5_runtime.text.template import ChatTemplate
 from tests.runtime.server.test_disconnect import send
 from tests.support import serving
 from tests.support.serving import ask, error_of, until

@@ -14,8 +14,8 @@ from glm5_runtime.config import ConfigError, EngineConfig
 from glm5_runtime.server.params import SamplingDefaults
 from glm5_runtime.server.process import _load_model
 from glm5_runtime.server.service import ServerSettings
-from glm5_runtime.server.template import TemplateError, find_template
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.template import TemplateError, find_template
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support.serving import TINY
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 20217442\n"

@@ -9,7 +9,7 @@ import pytest
 
 from glm5_runtime.engine.request import TokenLogprob
 from glm5_runtime.server.replies import CompletionLogprobs
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support.serving import EXPECTED, MODEL, error_of, events_of, joined
 
 TEXT = next(row for row in EXPECTED if row["kind"] == "text")

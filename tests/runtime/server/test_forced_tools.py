@@ -13,7 +13,7 @@ from glm5_runtime.server.errors import ApiError
 from glm5_runtime.server.grammar import tool_grammar
 from glm5_runtime.server.grammar_trial import make_tokenizer, prepare
 from glm5_runtime.server.protocol import FunctionDef
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support.serving import EXPECTED, ask, events_of
 
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from glm5_runtime.engine.engine import Engine
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.serving import EXPECTED, error_of, events_of
 

@@ -15,7 +15,7 @@ from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.server.metrics import Metrics
 from glm5_runtime.server.service import ServerSettings, Service
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.serving import MODEL, PING, ask, error_of, events_of, joined, until

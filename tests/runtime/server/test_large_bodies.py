@@ -15,10 +15,10 @@ import pytest
 
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.server.aside import INLINE_BYTES
-from glm5_runtime.server.errors import ApiError
-from glm5_runtime.server.messages import fewest_characters, normalise
-from glm5_runtime.server.template import BUILT_IN, ChatTemplate, built_in
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.errors import ConversationError
+from glm5_runtime.text.messages import fewest_characters, normalise
+from glm5_runtime.text.template import BUILT_IN, ChatTemplate, built_in
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.serving import CONTEXT, MODEL, ask, error_of
 
@@ -130,10 +130,10 @@ def test_a_template_that_takes_for_ever_is_stopped_with_a_refusal() -> None:
     messages = [{"role": "user", "content": "a"}] * 20_000
     started = time.monotonic()
 
-    with pytest.raises(ApiError, match=r"more than 0.2 s for these 20000 messages") as refused:
+    with pytest.raises(ConversationError, match=r"more than 0.2 s for these 20000 messages") as refused:
         template.render(messages, seconds=0.2)
 
-    assert refused.value.status == 400
+    assert refused.value.field == "messages"
     assert time.monotonic() - started < ALIVE
 
 

@@ -16,7 +16,7 @@ from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.server.anthropic import translate
 from glm5_runtime.server.service import Service
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.serving import EXPECTED, MODEL, ask

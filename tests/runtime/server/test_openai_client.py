@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.server.service import Service
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.serving import CONTEXT, EXPECTED, MODEL, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.serving import MODEL, ask, error_of, events_of, joined
 

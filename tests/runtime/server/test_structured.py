@@ -19,7 +19,7 @@ from glm5_runtime.server.errors import ApiError
 from glm5_runtime.server.grammar import Grammar
 from glm5_runtime.server.grammar_compiler import GrammarConstraint, Grammars
 from glm5_runtime.server.params import Limits
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.serving import EXPECTED, MODEL, PING, ask, error_of, events_of, joined
 

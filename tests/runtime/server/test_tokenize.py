@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from glm5_runtime.engine.engine import Engine
-from glm5_runtime.server.tokens import TextTokenizer
+from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
 from tests.support.serving import CONTEXT, MODEL, ask, error_of, until
 

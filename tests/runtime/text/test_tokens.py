@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm5_runtime.server.tokens import Detokenizer, StopStrings, TextTokenizer
+from glm5_runtime.text.tokens import Detokenizer, StopStrings, TextTokenizer
 from tests.support.serving import EXPECTED, TINY
 
 TOKENIZER = TextTokenizer.from_dir(TINY)
@@ -40,12 +40,12 @@ def test_any_token_sequence_ends_in_time_and_waits_for_at_most_one_character(ids
 
 def test_bytes_that_never_become_text_do_not_pile_up() -> None:
     byte = TOKENIZER.raw.encode("é", add_special_tokens=False).ids[0]
-    started = time.monotonic()
+    started = time.process_time()
 
     pieces = pieces_of([byte] * 5000)
 
     assert sum(map(len, pieces)) >= 5000
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_a_cut_character_is_one_replacement_at_the_end() -> None:
@@ -138,9 +138,9 @@ def test_nothing_is_held_back_that_can_no_longer_match() -> None:
 @pytest.mark.parametrize("piece", ["a" * 20_000, "ab" * 10_000])
 def test_a_long_piece_with_many_hostile_stops_is_quick(piece: str) -> None:
     stops = tuple("a" * 255 + chr(ord("b") + index) for index in range(16))
-    started = time.monotonic()
+    started = time.process_time()
 
     for _ in range(50):
         StopStrings(stops).push(piece)
 
-    assert time.monotonic() - started < 1.5
+    assert time.process_time() - started < 1.5

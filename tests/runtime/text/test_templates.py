@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from glm5_runtime.server.errors import ApiError
-from glm5_runtime.server.messages import normalise
-from glm5_runtime.server.template import BUILT_IN, ChatTemplate, TemplateError, built_in, find_template, opens_thinking
+from glm5_runtime.text.errors import ConversationError
+from glm5_runtime.text.messages import normalise
+from glm5_runtime.text.template import BUILT_IN, ChatTemplate, TemplateError, built_in, find_template, opens_thinking
 from tests.support.serving import EXPECTED, TINY
 
 PROMPTS = [row for row in EXPECTED if row["kind"] != "text"]
@@ -304,15 +304,15 @@ def test_a_template_that_cannot_be_used_is_said_at_start(checkpoint: Path) -> No
         "{% for i in range(100000000) %}x{% endfor %}",
     ],
 )
-def test_a_template_that_fails_or_reaches_out_is_a_400(source: str) -> None:
-    with pytest.raises(ApiError) as caught:
+def test_a_template_that_fails_or_reaches_out_is_a_refusal(source: str) -> None:
+    with pytest.raises(ConversationError) as caught:
         ChatTemplate.compile(source, "test").render([user()])
 
-    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert caught.value.field == "messages"
 
 
 def test_a_refusal_by_the_template_reaches_the_client_in_its_words() -> None:
     template = ChatTemplate.compile("{{ raise_exception('roles must alternate') }}", "test")
 
-    with pytest.raises(ApiError, match="roles must alternate"):
+    with pytest.raises(ConversationError, match="roles must alternate"):
         template.render([user()])

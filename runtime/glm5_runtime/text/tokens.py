@@ -1,6 +1,6 @@
 """Text to token ids and back: the checkpoint's tokenizer, incremental decoding, stop strings with hold-back.
 
-Used by the endpoints (encode) and by `choice` (decode). Knows nothing of HTTP or of chat.
+Used by the endpoints (encode), by `choice` (decode) and by training. Knows nothing of HTTP or of chat.
 """
 
 from __future__ import annotations

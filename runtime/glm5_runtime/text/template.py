@@ -1,8 +1,9 @@
 """Chat templates: finds the one to use, renders conversations to prompts.
 
-Called at start (`find_template`) and by the chat endpoint (`ChatTemplate.render`). Templates come from the checkpoint, from this package
-or from a file the operator of the server named, never from a request; they still run in jinja2's immutable sandbox, since checkpoints
-are downloaded. The environment is the one of transformers' `apply_chat_template`, so that a checkpoint's template sees what it expects.
+Called at start (`find_template`), by the chat endpoint and by training (`ChatTemplate.render`). Templates come from the checkpoint, from
+this package or from a file the operator of the server named, never from a request; they still run in jinja2's immutable sandbox, since
+checkpoints are downloaded. The environment is the one of transformers' `apply_chat_template`, so that a checkpoint's template sees what it
+expects.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from glm5_runtime.config import ConfigError, pointer_fault, read_object
-from glm5_runtime.server.errors import ApiError, bad_request
+from glm5_runtime.text.errors import ConversationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "self"})  #
 
 
 class TemplateError(ValueError):
-    """The server's own template can't be used; said at start, before any request."""
+    """The template itself can't be used; said at start, before any conversation."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +68,26 @@ class ChatTemplate:
         """The prompt of a conversation.
 
         `continue_last`: the last message is an unfinished answer; the prompt ends with its text instead of opening a new turn. `options`
-        are the template's own switches (enable_thinking, reasoning_effort, clear_thinking, …).
+        are the template's own switches (enable_thinking, reasoning_effort, clear_thinking, …). Raises ConversationError.
         """
         options = options or {}
         reserved = sorted((_RESERVED | self.template.globals.keys()) & options.keys())
         if reserved:
-            raise bad_request(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
+            raise ConversationError(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
         walked = _TimedMessages(messages, time.thread_time() + seconds)
         try:
             text = self.template.render(
                 messages=walked, tools=tools or None, add_generation_prompt=add_generation_prompt and not continue_last, **options
             )
         except _TemplateRefusal as refusal:
-            raise bad_request(f"the model's chat template refuses this conversation: {refusal}", "messages") from None
+            raise ConversationError(f"the model's chat template refuses this conversation: {refusal}", "messages") from None
         except _TooSlow:
             why = f"the model's chat template needs more than {seconds:g} s for these {len(messages)} messages; send fewer"
-            raise bad_request(why, "messages") from None
+            raise ConversationError(why, "messages") from None
         except _TEMPLATE_FAULTS as error:
-            raise bad_request(f"the model's chat template can't render this conversation ({type(error).__name__})", "messages") from error
+            raise ConversationError(
+                f"the model's chat template can't render this conversation ({type(error).__name__})", "messages"
+            ) from error
         return _cut_after(text, messages[-1]["content"]) if continue_last else text
 
 
@@ -110,7 +113,7 @@ def find_template(model_dir: Path, choice: str, version: str | None = None) -> C
 @functools.cache
 def built_in(version: str) -> ChatTemplate:
     """One of this package's templates: the version's rules in front of the body they share."""
-    folder = resources.files("glm5_runtime.server").joinpath("templates")
+    folder = resources.files("glm5_runtime.text").joinpath("templates")
     source = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in (f"glm-{version}.jinja", "common.jinja"))
     return ChatTemplate.compile(source, f"built-in {version}")
 
@@ -227,7 +230,7 @@ def _cut_after(text: str, content: str) -> str:
     wanted = content.strip()
     at = text.rfind(wanted)
     if at < 0:
-        raise ApiError(400, "the model's chat template changes the last assistant message, so it can't be continued", param="messages")
+        raise ConversationError("the model's chat template changes the last assistant message, so it can't be continued", "messages")
     blanks = content[len(content.rstrip()) :] if wanted else ""
     return text[: at + len(wanted)] + blanks
 
