@@ -105,7 +105,9 @@ class Hook:
             start_new_session=True,
         )
         try:
-            await process.communicate(record)
+            with contextlib.suppress(RuntimeError):  # what uvloop raises when a program has ended before it was given its input
+                await process.communicate(record)
+            await process.wait()
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
