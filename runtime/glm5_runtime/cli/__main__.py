@@ -1,0 +1,5 @@
+"""`python -m glm5_runtime.cli`."""
+
+from glm5_runtime.cli import main
+
+main()
