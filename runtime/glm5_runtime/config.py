@@ -332,7 +332,7 @@ def complete_tiers(tiers: tuple[ContextTier, ...], longest: int) -> tuple[Contex
     return tuple(tier if tier.share else tier.model_copy(update={"share": left / without}) for tier in tiers)
 
 
-def parallel_faults(model: ModelConfig, tensor: int, data: int, *, spread_experts: bool, adapters: bool) -> list[str]:
+def parallel_faults(model: ModelConfig, tensor: int, data: int, *, spread_experts: bool) -> list[str]:
     """Why the model can't be divided like this, one line for each flag's value that doesn't fit; empty when it can."""
     faults: list[str] = []
     shared = model.moe_intermediate_size * model.n_shared_experts
@@ -343,8 +343,6 @@ def parallel_faults(model: ModelConfig, tensor: int, data: int, *, spread_expert
         else {"moe_intermediate_size": model.moe_intermediate_size}
     )
     faults += [f"--tensor-parallel-size: {name} {size} can't be divided by {tensor}" for name, size in sizes.items() if size % tensor]
-    if adapters and tensor * data > 1:
-        faults.append(f"--enable-lora: adapters are not divided over {tensor * data} processes yet; serve them by one")
     if data > 1 and not spread_experts:
         faults.append(
             f"--data-parallel-size: {data} without --enable-expert-parallel would be {data} whole models; start as many servers instead"
@@ -429,6 +427,7 @@ class EngineConfig(BaseModel):
         default=False, description="Routed experts are dealt out whole over all ranks, instead of being divided like everything else."
     )
     exchange_timeout: float = Field(60.0, gt=0, description="Seconds that a rank may keep the others waiting before the engine fails.")
+    adapter_timeout: float = Field(600.0, gt=0, description="Seconds that other ranks may take to load an adapter before it is given up.")
 
     @property
     def ranks(self) -> int:

@@ -78,7 +78,7 @@ def check_ranks(arguments: ServeArguments) -> list[str]:
         config = ModelConfig.from_dir(arguments.model)
     except ConfigError:
         return []
-    return parallel_faults(config, tensor, data, spread_experts=arguments.enable_expert_parallel, adapters=arguments.enable_lora)
+    return parallel_faults(config, tensor, data, spread_experts=arguments.enable_expert_parallel)
 
 
 def read_key(environ: Mapping[str, str]) -> str | None:

@@ -1,13 +1,12 @@
 """Which adapters are loaded, under which names, and who is using them.
 
 The server loads and unloads from its own threads while the engine computes: new stacks are made beside the old ones and put in their place
-in one assignment, so a step sees the ones or the others and a load that fails has changed nothing. As in vLLM an unloaded adapter's name is
-gone at once and requests that run on it finish; its memory is free after the last of them.
+in one assignment (`adapter_parts`), so a step sees the ones or the others and a load that fails has changed nothing. As in vLLM an unloaded
+adapter's name is gone at once and requests that run on it finish; its memory is free after the last of them.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import threading
 import time
@@ -15,18 +14,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from glm5_runtime.config import ConfigError
-from glm5_runtime.model.adapter_files import AdapterError, read_adapter
-from glm5_runtime.model.adapters import install, stack
+from glm5_runtime.model.adapter_files import AdapterError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
-
-    from glm5_runtime.config import EngineConfig, ModelConfig
-    from glm5_runtime.model.adapters import Adapters
-    from glm5_runtime.model.decoder import Decoder
+    from glm5_runtime.config import EngineConfig
+    from glm5_runtime.engine.adapter_parts import AdapterPart, AllParts, Taken
 
 log = logging.getLogger(__name__)
 
@@ -52,21 +46,16 @@ class LoadedAdapter:
 class AdapterStore:
     """The adapters of one engine. Every method may be called from any thread."""
 
-    def __init__(
-        self,
-        model: Adapters,
-        model_config: ModelConfig,
-        config: EngineConfig,
-        base_names: list[str],
-        kind: tuple[torch.device, torch.dtype],
-    ) -> None:
+    def __init__(self, parts: AdapterPart | AllParts, config: EngineConfig) -> None:
         self.most, self.max_rank = config.max_loras, config.max_lora_rank
-        self._model, self._config, self._base_names, self._kind = model, model_config, base_names, kind
-        self._changing = threading.Lock()  # held while stacks are made
+        self._parts = parts
+        self._changing = threading.Lock()  # held while parts change
         self._lock = threading.Lock()  # of what is below; held for a moment only
         self._by_name: dict[str, LoadedAdapter] = {}
         self._held: dict[int, LoadedAdapter] = {}  # all that take memory
         self._numbers = count(1)
+        for (name, path), taken in zip(config.lora_modules, parts.first, strict=True):
+            self._add(name, path, next(self._numbers), taken)
 
     @property
     def loaded(self) -> list[LoadedAdapter]:
@@ -75,27 +64,17 @@ class AdapterStore:
             return list(self._by_name.values())
 
     def load(self, name: str, path: Path, sha256: str | None = None) -> LoadedAdapter:
-        """Read, check and take up an adapter; raises AdapterError, and then everything is as it was. Takes as long as its file.
-
-        `sha256`: what the tensors' file must have.
-        """
+        """As `AdapterPart.take`, under a name. Raises EngineDead beside AdapterError when a rank is gone."""
         with self._changing:
             self._check_room(name)
-            device, dtype = self._kind
-            try:
-                file = read_adapter(path, self._config, self._base_names, self.max_rank, device=device, dtype=dtype)
-                if sha256 is not None and not hmac.compare_digest(file.sha256, sha256.lower()):
-                    raise AdapterError(f"{path}: the SHA-256 of the tensors is {file.sha256}, not the expected {sha256.lower()[:64]}")
-                adapter = LoadedAdapter(name, path, file.sha256, file.rank, next(self._numbers), time.time())
-                stacks = stack(self._model.stacks, {adapter.number: file.pairs}, set(self._held))
-            except OSError as error:
-                raise AdapterError(f"{str(path)[-100:]}: not readable ({error.strerror})") from error
-            except RuntimeError as error:  # torch's word for no memory
-                raise AdapterError(f"{path}: could not be taken up: {error}; unload another one or raise --memory-reserve") from error
-            self._model.stacks = stacks
-            with self._lock:
-                self._held[adapter.number] = self._by_name[name] = adapter
-        log.info("adapter %r loaded path=%s sha256=%s rank=%d modules=%d", name, path, file.sha256, file.rank, len(file.pairs))
+            number = next(self._numbers)
+            return self._add(name, path, number, self._parts.take(number, path, sha256))
+
+    def _add(self, name: str, path: Path, number: int, taken: Taken) -> LoadedAdapter:
+        adapter = LoadedAdapter(name, path, taken.sha256, taken.rank, number, time.time())
+        with self._lock:
+            self._held[number] = self._by_name[name] = adapter
+        log.info("adapter %r loaded path=%s sha256=%s rank=%d", name, path, taken.sha256, taken.rank)
         return adapter
 
     def _check_room(self, name: str) -> None:
@@ -139,7 +118,7 @@ class AdapterStore:
 
     def _drop(self, adapter: LoadedAdapter) -> None:
         with self._changing:
-            self._model.stacks = stack(self._model.stacks, {}, set(self._held) - {adapter.number})
+            self._parts.drop(adapter.number)
             with self._lock:
                 del self._held[adapter.number]
         log.info("adapter %r is not in use any more, its memory is free", adapter.name)
@@ -153,21 +132,3 @@ class AdapterStore:
         """Unfinished requests by adapter."""
         with self._lock:
             return {adapter.name: adapter.users for adapter in self._held.values() if adapter.users}
-
-
-def adapter_store(decoder: Decoder, model_dir: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> AdapterStore | None:
-    """The store of a decoder with the adapters that are loaded at start, None when there shall be none; raises ConfigError."""
-    if not config.max_loras:
-        return None
-    if decoder.ranks.size > 1:
-        raise ConfigError(f"--enable-lora: adapters work on one rank, this model is on {decoder.ranks.size}; serve it without")
-    names = [model_dir.resolve().name]
-    if config.served_model_name and config.served_model_name not in names:
-        names.append(config.served_model_name)
-    store = AdapterStore(install(decoder), decoder.config, config, names, (device, dtype))
-    for name, path in config.lora_modules:
-        try:
-            store.load(name, path)
-        except AdapterError as error:
-            raise ConfigError(f"--lora-modules: {name}: {error}") from error
-    return store

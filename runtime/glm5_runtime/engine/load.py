@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig, complete_tiers, parallel_faults
-from glm5_runtime.engine.adapters import adapter_store
+from glm5_runtime.engine.adapter_parts import adapter_part
+from glm5_runtime.engine.adapters import AdapterStore
 from glm5_runtime.engine.blocks import PagePool
 from glm5_runtime.engine.buckets import Buckets
 from glm5_runtime.engine.draft import MtpDrafter, NgramDrafter
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from glm5_runtime.engine.adapters import AdapterStore
+    from glm5_runtime.engine.adapter_parts import AdapterPart, AllParts, Taken
     from glm5_runtime.engine.draft import Drafter
     from glm5_runtime.engine.steps import StepRunner
     from glm5_runtime.engine.team import Member, RankSpec
@@ -51,13 +52,14 @@ def load_engine(model_dir: Path, config: EngineConfig, start_rank: Callable[[Ran
         steps = load_steps(model_dir, config)
         return _engine(steps.decoder.config, config, steps, steps.cache.pages, steps.adapters)
     sizes = config.tensor_parallel_size, config.data_parallel_size
-    if faults := parallel_faults(model_config, *sizes, spread_experts=config.enable_expert_parallel, adapters=config.max_loras > 0):
+    if faults := parallel_faults(model_config, *sizes, spread_experts=config.enable_expert_parallel):
         raise ConfigError("; ".join(faults))
     team = Team(model_dir, config, start_rank)
     try:
         team.gather()
         steps = load_steps(model_dir, config, 0, team.rendezvous, team.agree)
-        engine = _engine(steps.decoder.config, config, team, steps.cache.pages - IDLE_PAGES)
+        parts = None if steps.adapters is None else team.all_parts(steps.adapters)
+        engine = _engine(steps.decoder.config, config, team, steps.cache.pages - IDLE_PAGES, parts)
         team.begin(RankSteps(steps), engine.fail)
     except BaseException:
         team.close()
@@ -70,9 +72,12 @@ def load_steps(
     config: EngineConfig,
     rank: int = 0,
     rendezvous: Path | None = None,
-    agree: Callable[[int], int] = lambda tokens: tokens,
+    agree: Callable[[int, list[Taken]], int] = lambda tokens, _taken: tokens,
 ) -> Steps:
-    """The model and its cache, or a rank's part of both. `agree` makes of the tokens that this rank's cache can hold those of all."""
+    """The model and its cache, or a rank's part of both.
+
+    `agree` makes of the tokens that this rank's cache can hold those of all; it is told which adapters this rank has read too.
+    """
     model_config = ModelConfig.from_dir(model_dir)
     if speculative_method(config, model_config) == "mtp":
         model_config = model_config.with_draft_layer()
@@ -85,16 +90,18 @@ def load_steps(
     dtype = _dtype(config, model_config, device)
     ops, check = _operators(config, device), config.check_weights
     decoder = load_decoder(model_config, model_dir, ops, device, dtype, ranks=ranks, check_numbers=check)
-    adapters = adapter_store(decoder, model_dir, config, device, dtype)
+    adapters = adapter_part(decoder, model_dir, config, device, dtype)
     cache_dtype = dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
-    tokens = agree(_cache_tokens(config, model_config, device, cache_dtype))
+    tokens = agree(_cache_tokens(config, model_config, device, cache_dtype), [] if adapters is None else adapters.first)
     pages = -(-tokens // config.page_size)
     cache = KVCache.allocate(model_config, pages + idle, config.page_size, device, cache_dtype)
     log.info("cache: %d pages of %d tokens, %.1f MB", pages, config.page_size, tokens * bytes_per_token(model_config, cache_dtype) / 1e6)
     return Steps(decoder, cache, device, adapters, Buckets.from_dir(model_dir))
 
 
-def _engine(model_config: ModelConfig, config: EngineConfig, steps: StepRunner, pages: int, adapters: AdapterStore | None = None) -> Engine:
+def _engine(
+    model_config: ModelConfig, config: EngineConfig, steps: StepRunner, pages: int, adapters: AdapterPart | AllParts | None
+) -> Engine:
     """`pages`: those of one data rank."""
     tiers = complete_tiers(config.context_tiers, longest_request(config, model_config))
     schedulers = [
@@ -113,7 +120,8 @@ def _engine(model_config: ModelConfig, config: EngineConfig, steps: StepRunner, 
         count = config.speculative_tokens
         drafter = NgramDrafter(count) if method == "ngram" else MtpDrafter(steps, config.page_size, count)
     scheduler = schedulers[0] if len(schedulers) == 1 else Replicas(schedulers)
-    return Engine(model_config, config, Runner(steps, drafter), scheduler, adapters=adapters)
+    store = None if adapters is None else AdapterStore(adapters, config)
+    return Engine(model_config, config, Runner(steps, drafter), scheduler, adapters=store)
 
 
 def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from glm5_runtime.engine.adapters import AdapterStore
+    from glm5_runtime.engine.adapter_parts import AdapterPart
     from glm5_runtime.engine.buckets import Buckets
     from glm5_runtime.model.batch import Batch
     from glm5_runtime.model.cache import KVCache
@@ -56,14 +56,14 @@ class Steps:
         decoder: Decoder,
         cache: KVCache,
         device: torch.device,
-        adapters: AdapterStore | None = None,
+        adapters: AdapterPart | None = None,
         buckets: Buckets = AS_THEY_COME,
     ) -> None:
         self.decoder, self.cache, self.device, self.adapters, self.buckets = decoder, cache, device, adapters, buckets
 
-    def forward(self, chunks: Rows[Chunk]) -> Tensor:
-        """See StepRunner."""
-        hidden: Tensor = self.decoder(self._batch(chunks), self.cache)
+    def forward(self, chunks: Rows[Chunk], everyone: Rows[Chunk] | None = None) -> Tensor:
+        """See StepRunner. `everyone`: the chunks of all data ranks, rank after rank."""
+        hidden: Tensor = self.decoder(self._batch(chunks, everyone), self.cache)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -82,8 +82,8 @@ class Steps:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _batch(self, chunks: Rows[Chunk]) -> Batch:
-        return build_batch(chunks, self.decoder.config, self.cache.page_size, self.device)
+    def _batch(self, chunks: Rows[Chunk], everyone: Rows[Chunk] | None = None) -> Batch:
+        return build_batch(chunks, self.decoder.config, self.cache.page_size, self.device, everyone=everyone)
 
     @property
     def _layer(self) -> DraftLayer:
@@ -117,7 +117,8 @@ class RankSteps:
         def work() -> Tensor:
             own = parts[ranks.data_rank]
             if name == "forward":
-                return ranks.gather(self._steps.forward(own))
+                everyone = None if ranks.data_size == 1 else [chunk for part in parts for chunk in part]
+                return ranks.gather(self._steps.forward(own, everyone))
             given = ranks.share(self._given(hidden, len(order)), everyone=True)
             if ranks.data_size > 1:  # in order of rank, and then this one's
                 start = sum(counts[: ranks.data_rank])

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict
 
 from glm5_runtime.config import ConfigError, EngineConfig
+from glm5_runtime.engine.adapter_parts import AllParts
 from glm5_runtime.engine.own_folder import OwnFolder
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from glm5_runtime.engine.adapter_parts import AdapterPart, Taken
     from glm5_runtime.engine.steps import RankSteps
     from glm5_runtime.model.batch import Chunk
 
@@ -80,32 +82,35 @@ class ChildProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Another rank."""
+    """Another rank. `channel` is for steps, `adapters` for loading and dropping those meanwhile."""
 
     rank: int
     process: ChildProcess
     channel: Connection
+    adapters: Connection
 
 
 def launch(spec: RankSpec) -> Member:
     """Start a rank as a process of its own; it lives no longer than this one."""
-    ours, theirs = socket.socketpair()
     limit = struct.pack("ll", math.ceil(spec.config.exchange_timeout), 0)  # a child that hangs reads nothing either
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    with theirs:
-        command = [sys.executable, "-m", "glm5_runtime.engine.worker", str(theirs.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+    pairs = [socket.socketpair() for _ in range(2)]
+    theirs = [pair[1].fileno() for pair in pairs]
+    command = [sys.executable, "-m", "glm5_runtime.engine.worker", *map(str, theirs)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=theirs)
+    for mine, other in pairs:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        other.close()
     assert process.stdin is not None
     process.stdin.write(spec.model_dump_json().encode() + b"\n")
     process.stdin.flush()
-    return Member(spec.rank, process, Connection(ours.detach()))
+    return Member(spec.rank, process, *(Connection(mine.detach()) for mine, _ in pairs))
 
 
 class Team:
     """All ranks as one StepRunner. Used by the loading thread, then by the engine's."""
 
     def __init__(self, model_dir: Path, config: EngineConfig, start: Callable[[RankSpec], Member] = launch) -> None:
-        self._patience = config.exchange_timeout
+        self._patience, self._adapter_patience = config.exchange_timeout, config.adapter_timeout
         self._on_loss: Callable[[str], None] = log.error
         self._closing = False
         self._part: RankSteps | None = None
@@ -124,11 +129,22 @@ class Team:
         for member in self._members:
             self._answer(member, _LOADING)
 
-    def agree(self, tokens: int) -> int:
-        """The least that any rank's cache can hold, told to all. Raises ConfigError with what a rank says that can't load its part."""
-        least: int = min([tokens, *(self._answer(member, _LOADING) for member in self._members)])
-        self._tell(least)
-        return least
+    def agree(self, tokens: int, taken: list[Taken]) -> int:
+        """The least that any rank's cache can hold, told to all. Raises ConfigError with what a rank says that can't load its part.
+
+        `taken`: the adapters that rank 0 has read, which must be every rank's.
+        """
+        for member in self._members:
+            its_tokens, its_taken = self._answer(member, _LOADING)
+            if its_taken != taken:
+                raise ConfigError(f"--lora-modules: rank {member.rank} has read something else than rank 0; is a folder being written?")
+            tokens = min(tokens, its_tokens)
+        self._tell(tokens)
+        return tokens
+
+    def all_parts(self, own: AdapterPart) -> AllParts:
+        """The adapters of all ranks, `own` being rank 0's."""
+        return AllParts(own, {member.rank: member.adapters for member in self._members}, self._adapter_patience, self._obituary)
 
     def begin(self, part: RankSteps, on_loss: Callable[[str], None]) -> None:
         """All ranks are loaded; `on_loss` is called, from any thread, when one ends."""
@@ -163,6 +179,7 @@ class Team:
                 member.process.kill()
                 member.process.wait()
             member.channel.close()
+            member.adapters.close()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._folder.remove()

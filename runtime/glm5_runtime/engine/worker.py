@@ -1,6 +1,7 @@
 """A rank that isn't the first: loads its part of the model, then computes what rank 0 asks, until that says so or ends.
 
-`python -m glm5_runtime.engine.worker FD`, started by `engine.team`: the spec is a line of JSON on standard input, the requests come on FD.
+`python -m glm5_runtime.engine.worker FD FD`, started by `engine.team`: the spec is a line of JSON on standard input, steps come on the
+first FD, adapters on the second.
 """
 
 from __future__ import annotations
@@ -11,29 +12,37 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 import torch
 
 from glm5_runtime.config import ConfigError
+from glm5_runtime.engine.adapter_parts import answer
 from glm5_runtime.engine.load import load_steps
 from glm5_runtime.engine.steps import RankSteps
 from glm5_runtime.engine.team import READY, RankSpec
 from glm5_runtime.model.checkpoint_files import WeightsError
 
+if TYPE_CHECKING:
+    from glm5_runtime.engine.adapter_parts import Taken
+
 log = logging.getLogger(__name__)
 
 
-def follow(spec: RankSpec, channel: Connection) -> int:
+def follow(spec: RankSpec, channel: Connection, adapters: Connection) -> int:
     """Serve rank 0; returns the process's exit code."""
 
-    def agree(tokens: int) -> int:
-        channel.send(tokens)
+    def agree(tokens: int, taken: list[Taken]) -> int:
+        channel.send((tokens, taken))
         least: int = channel.recv()
         return least
 
     try:
         channel.send(READY)
-        part = RankSteps(load_steps(spec.model_dir, spec.config, spec.rank, spec.rendezvous, agree))
+        steps = load_steps(spec.model_dir, spec.config, spec.rank, spec.rendezvous, agree)
+        if steps.adapters is not None:
+            threading.Thread(target=answer, args=(steps.adapters, adapters), name="adapters", daemon=True).start()
+        part = RankSteps(steps)
         with torch.inference_mode():
             while (request := channel.recv()) is not None:
                 name, work = request
@@ -64,7 +73,7 @@ def main() -> None:
     form = f"%(asctime)s.%(msecs)03dZ %(levelname)s rank={spec.rank} %(name)s %(message)s"
     logging.basicConfig(level=spec.log_level, format=form, datefmt="%Y-%m-%dT%H:%M:%S", force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    code = follow(spec, Connection(int(sys.argv[1])))
+    code = follow(spec, *(Connection(int(number)) for number in sys.argv[1:3]))
     logging.shutdown()
     os._exit(code)  # threads of torch.distributed may wait for ranks that are gone
 

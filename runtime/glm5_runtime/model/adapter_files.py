@@ -1,6 +1,6 @@
 """A LoRA adapter in PEFT's format: read from its folder and checked against the model before anything of it is used.
 
-Called by `engine.adapters`. Everything is either honoured or refused with its name: settings of adapter_config.json, tensors, shapes.
+Called by `engine.adapter_parts`. Everything is either honoured or refused with its name: settings of adapter_config.json, tensors, shapes.
 PEFT (0.21) keeps adapters of fused experts stacked: lora_A [E · r, in] expert after expert, lora_B [out, r · E] with experts innermost.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glm5_runtime.config import ModelConfig
+    from glm5_runtime.model.parallel import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Target:
     width: int = 0  # 0: all outputs
     experts: int = 0  # 0: an ordinary module
     heads: int = 0  # of kv_b_proj, which attention takes apart; 0: not by heads
+    pieces: int = 1  # of its outputs, each of which is cut among ranks: gate and up are two
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,40 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """What a folder holds: matrices by module of the decoder, the SHA-256 of the tensors' file, the largest rank."""
+    """What a folder holds: matrices by module of the decoder, the SHA-256 of the tensors' file, the largest rank, adapter_config.json."""
 
     pairs: dict[str, Pair]
     sha256: str
     rank: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of each adapter a rank has: `shapes` are those of its part of the modules, [out, in] or [E, out, in].
+
+    An adapter is cut as the module is: what reads a part of the inputs has those of `down`, what gives a part of the outputs those of `up`.
+    """
+
+    ranks: Ranks
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def of(self, target: Target, down: Tensor, up: Tensor) -> tuple[Target, Tensor, Tensor]:
+        """The rank's part of a module's adapter, as views: down [E, r, in], up [out, r, E], E 1 where there are no experts."""
+        *experts, outputs, inputs = self.shapes[target.module]
+        if experts and experts[0] < target.experts:
+            at = slice(self.ranks.rank * experts[0], (self.ranks.rank + 1) * experts[0])
+            down, up = down[at], up[..., at]
+        if inputs < target.inputs:
+            down = down.narrow(-1, self.ranks.tensor_rank * inputs, inputs)
+        parts = (target.width or target.outputs) // outputs
+        if parts > 1:
+            size = target.outputs // target.pieces // parts
+            up = up.view(target.pieces, -1, *up.shape[1:]).narrow(1, self.ranks.tensor_rank * size, size).flatten(0, 1)
+        start, width, heads = (number // parts for number in (target.start, target.width, target.heads))
+        held = experts[0] if experts else 0
+        own = replace(target, inputs=inputs, outputs=target.outputs // parts, start=start, width=width, experts=held, heads=heads)
+        return own, down, up
 
 
 def targets(config: ModelConfig) -> dict[str, Target]:
@@ -108,7 +139,7 @@ def _layer_targets(config: ModelConfig, layer: int) -> Iterator[tuple[str, Targe
     at, inner = f"layers.{layer}.mlp", config.intermediate_size
     if config.mlp_layer_types[layer] == "sparse":
         inner, experts = config.moe_intermediate_size, config.n_routed_experts
-        yield f"{at}.experts.gate_up_proj", Target(f"{at}.experts.gate_up_proj", hidden, 2 * inner, experts=experts)
+        yield f"{at}.experts.gate_up_proj", Target(f"{at}.experts.gate_up_proj", hidden, 2 * inner, experts=experts, pieces=2)
         yield f"{at}.experts.down_proj", Target(f"{at}.experts.down_proj", inner, hidden, experts=experts)
         at, inner = f"{at}.shared_experts", inner * config.n_shared_experts
     yield f"{at}.gate_proj", Target(f"{at}.gate_up_proj", hidden, inner, 0, 2 * inner)
@@ -117,9 +148,16 @@ def _layer_targets(config: ModelConfig, layer: int) -> Iterator[tuple[str, Targe
 
 
 def read_adapter(
-    folder: Path, config: ModelConfig, base_names: Iterable[str], max_rank: int, *, device: torch.device, dtype: torch.dtype
+    folder: Path,
+    config: ModelConfig,
+    base_names: Iterable[str],
+    max_rank: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    part: Part | None = None,
 ) -> AdapterFile:
-    """Read and check an adapter folder; raises AdapterError. `base_names`: what its base may be called."""
+    """Read and check an adapter folder; raises AdapterError. `base_names`: what its base may be called; `part`: a rank's, None: all."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             hint = "; save it as safetensors" if (folder / "adapter_model.bin").exists() and name == WEIGHTS else ""
@@ -144,8 +182,12 @@ def read_adapter(
             raise AdapterError(f"{folder}: {names[0]} has rank {rank}, {CONFIG} says {wanted}; they are of different adapters")
         alpha = _by_pattern(settings.get("alpha_pattern") or {}, path, settings["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-        down, up = (checkpoint.read(name).float() for name in names)
-        by_module.setdefault(target.module, []).append((target, down, up * scale))
+        down, up = (checkpoint.read(name) for name in names)
+        count = max(1, target.experts)
+        down, up = down.view(count, rank, -1), up.view(-1, rank, count)
+        if part is not None:
+            target, down, up = part.of(target, down, up)  # noqa: PLW2901 - the rank's part of it
+        by_module.setdefault(target.module, []).append((target, down.float(), up.float() * scale))
         largest = max(largest, rank)
     pairs = {}
     for module, parts in by_module.items():
@@ -154,7 +196,7 @@ def read_adapter(
         pairs[module] = Pair(pair.down.to(device, kind), pair.up.to(device, kind))
         if not all(bool(tensor.isfinite().all()) for tensor in (pairs[module].down, pairs[module].up)):
             raise AdapterError(f"{folder / WEIGHTS}: the tensors of {module} hold NaN or infinity, or numbers too large for {kind}")
-    return AdapterFile(pairs, checksum, largest)
+    return AdapterFile(pairs, checksum, largest, settings)
 
 
 def _check_settings(path: Path, settings: dict[str, Any], base_names: list[str], max_rank: int) -> None:
@@ -265,14 +307,15 @@ def _by_pattern(patterns: Mapping[str, float], path: str, default: float) -> flo
 
 
 def _join(parts: list[tuple[Target, Tensor, Tensor]]) -> Pair:
-    """One pair for a module that is several in the checkpoint: ranks one after the other, each raising only its own outputs."""
+    """One pair for a module that is several in the checkpoint: ranks one after the other, each raising only its own outputs.
+
+    Parts are down [E, r, in] and up [out, r, E].
+    """
     downs, ups = [], []
     for target, down, up in parts:
-        count = max(1, target.experts)
-        rank = down.shape[0] // count
-        downs.append(down.view(count, rank, target.inputs))
-        wide = up.new_zeros(count, rank, target.width or target.outputs)
-        wide[..., target.start : target.start + target.outputs] = up.view(target.outputs, rank, count).permute(2, 1, 0)
+        downs.append(down)
+        wide = up.new_zeros(*down.shape[:2], target.width or target.outputs)
+        wide[..., target.start : target.start + target.outputs] = up.permute(2, 1, 0)
         ups.append(wide)
     down, up = (torch.cat(each, dim=1) for each in (downs, ups))
     missing = -down.shape[1] % MULTIPLE

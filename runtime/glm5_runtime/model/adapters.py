@@ -132,12 +132,16 @@ class Adapters:
     """The stacks of a decoder, and the step under way. Steps are begun by the decoder."""
 
     def __init__(self) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of the modules' matrices here, by what takes an adapter
         self.stacks: Stacks = {}
         self.step: AdapterStep | None = None
+        self.everyone: AdapterStep | None = None  # the same of all data ranks' rows, which routed experts see
 
-    def begin(self, rows: RowAdapters | None) -> None:
-        """A step with these adapters, None: with none."""
-        self.step = None if rows is None else AdapterStep(self.stacks, rows)
+    def begin(self, rows: RowAdapters | None, everyone: RowAdapters | None) -> None:
+        """A step with these adapters of its rows, None: with none; `everyone`: of all data ranks' rows, the same where there is one."""
+        stacks = self.stacks
+        self.step = None if rows is None else AdapterStep(stacks, rows)
+        self.everyone = self.step if everyone is rows or everyone is None else AdapterStep(stacks, everyone)
 
 
 def stack(old: Stacks, pairs: Mapping[int, Mapping[str, Pair]], kept: set[int]) -> Stacks:
@@ -202,8 +206,13 @@ def install(decoder: Decoder) -> Adapters:
             vars(module).update(to_latent=latents, from_latent=partial(_from_latent, adapters, name, module.nope, module.from_latent))
         elif isinstance(module, Experts | QuantExperts):
             vars(module).update(forward=partial(_experts, adapters, name, base))
+            for side in ("gate_up_proj", "down_proj"):
+                matrices: Tensor = getattr(module, side)
+                outputs = getattr(module, f"{side}_scale", matrices).shape[1]  # 4-bit matrices have two rows in a byte
+                adapters.shapes[f"{name}.{side}"] = (matrices.shape[0], outputs, matrices.shape[2])
         elif isinstance(module, Linear | QuantLinear):
             vars(module).update(forward=partial(_linear, adapters, name, base))
+            adapters.shapes[name] = tuple(module.weight.shape)
     return adapters
 
 
@@ -252,7 +261,7 @@ def _from_latent(adapters: Adapters, name: str, nope: int, base: Callable[[Tenso
 
 def _experts(adapters: Adapters, name: str, base: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """Routed experts: x [N, hidden], chosen and weights [N, k] → [N, hidden]."""
-    parts = [None if adapters.step is None else adapters.step.of(f"{name}.{side}") for side in ("gate_up_proj", "down_proj")]
+    parts = [None if adapters.everyone is None else adapters.everyone.of(f"{name}.{side}") for side in ("gate_up_proj", "down_proj")]
     if parts == [None, None]:
         return base(*given)
 

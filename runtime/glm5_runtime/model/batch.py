@@ -66,19 +66,32 @@ class RowAdapters:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """tokens, positions, slots: [N] int64, chunk after chunk; groups cover the N rows in order; adapters: None when no row has one."""
+    """tokens, positions, slots: [N] int64, chunk after chunk; groups cover the N rows in order; adapters: None when no row has one.
+
+    `everyones_adapters`: those of all data ranks' rows, rank after rank.
+    """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     groups: tuple[Queries, ...]
     adapters: RowAdapters | None = None
+    everyones_adapters: RowAdapters | None = None
 
 
 def build_batch(
-    chunks: Sequence[Chunk], config: ModelConfig, page_size: int, device: torch.device, workspace: int = WORKSPACE_BYTES
+    chunks: Sequence[Chunk],
+    config: ModelConfig,
+    page_size: int,
+    device: torch.device,
+    workspace: int = WORKSPACE_BYTES,
+    *,
+    everyone: Sequence[Chunk] | None = None,
 ) -> Batch:
-    """Tensors for the chunks, in their order. Put decodes next to each other: each run of them is one group, or a few."""
+    """Tensors for the chunks, in their order. Put decodes next to each other: each run of them is one group, or a few.
+
+    `everyone`: the chunks of all data ranks, these among them; None: there is one.
+    """
     positions: list[int] = []
     slots: list[int] = []
     blocks = []
@@ -95,7 +108,9 @@ def build_batch(
         Queries(rows, at[rows].view(len(block), -1), [chunk.end for chunk in block], [chunk.pages for chunk in block], page_size)
         for block, rows in blocks
     ]
-    return Batch(tokens, at, torch.tensor(slots, device=device), tuple(groups), _row_adapters(chunks))
+    adapters = _row_adapters(chunks)
+    others = adapters if everyone is None else _row_adapters(everyone)
+    return Batch(tokens, at, torch.tensor(slots, device=device), tuple(groups), adapters, others)
 
 
 def _row_adapters(chunks: Sequence[Chunk]) -> RowAdapters | None:

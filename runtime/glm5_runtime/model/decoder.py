@@ -65,7 +65,7 @@ class Decoder(Module):
     def forward(self, batch: Batch, cache: KVCache, select: Selector | None = None) -> Tensor:
         """Hidden states after the final norm, [N, hidden]; writes the tokens' cache rows. `select` overrides the choice of tokens."""
         if self.adapters is not None:
-            self.adapters.begin(batch.adapters)
+            self.adapters.begin(batch.adapters, batch.everyones_adapters)
         x = self.embed_tokens(batch.tokens)
         rotary = self.ops.rotary(batch.positions, self.config.rope_theta, self.config.qk_rope_head_dim)
         context = StepContext(batch, rotary, select)

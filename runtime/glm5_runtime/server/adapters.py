@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
+from glm5_runtime.engine.errors import EngineDead
 from glm5_runtime.server.errors import ApiError, bad_request
 from glm5_runtime.server.protocol import RequestBody, Text
 
@@ -59,6 +60,8 @@ async def load(request: Request) -> Response:
             adapter = await asyncio.to_thread(lambda: store.load(body.lora_name, _within(root, body.lora_path), body.sha256))
     except AdapterError as error:
         raise bad_request(str(error).replace(f"{root.resolve()}/", ""), "lora_path") from error
+    except EngineDead as dead:
+        raise ApiError(503, f"the engine has stopped ({dead}); a restart follows", code="engine_dead", retry_after=30) from dead
     return PlainTextResponse(f"Success: LoRA adapter {adapter.name!r} added successfully.\nsha256: {adapter.sha256}\n")
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from glm5_runtime.config import ConfigError, EngineConfig
+from glm5_runtime.engine.adapter_parts import AdapterPart
 from glm5_runtime.engine.adapters import AdapterStore, UnknownAdapter
 from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.request import FinishReason, Request
@@ -75,6 +76,12 @@ def store(engine: Engine) -> AdapterStore:
     return engine.adapters
 
 
+def parts(engine: Engine) -> AdapterPart:
+    found = store(engine)._parts
+    assert isinstance(found, AdapterPart)
+    return found
+
+
 def on(adapter: str, prompt: tuple[int, ...] = PROMPT, tokens: int = ANSWER) -> Request:
     plain = ask(prompt, greedy(tokens, ignore_eos=True))
     return Request(plain.id, prompt, plain.params, adapter=adapter)
@@ -135,7 +142,7 @@ def test_adapters_come_and_go_while_requests_run(folders: dict[str, Path], truth
     assert running.is_silent or running.outputs[-1].finish_reason is None  # it goes on
     engine.abort(long.id)
     assert running.last().finish_reason is FinishReason.ABORT
-    stacks = store(engine)._model
+    stacks = parts(engine).model
     poll(lambda: not any(1 in stack.layout.places for stack in stacks.stacks.values()), "the adapter's memory is free")
     assert {number for stack in stacks.stacks.values() for number in stack.layout.places} == {two.number}
     assert client.submit(on("two")).tokens() == truth["two"]
@@ -158,7 +165,7 @@ def test_an_answer_begun_before_the_unload_is_the_adapters_to_its_end(folders: d
 
 def test_a_load_that_fails_changes_nothing(engine: Engine, folders: dict[str, Path], truth: dict[str, list[int]], tmp_path: Path) -> None:
     adapters = store(engine)
-    before = dict(adapters._model.stacks)
+    before = dict(parts(engine).model.stacks)
     with pytest.raises(AdapterError, match="3 adapters are loaded, the most this server takes"):
         adapters.load("four", folders["one"])
     adapters.unload("three")
@@ -174,7 +181,7 @@ def test_a_load_that_fails_changes_nothing(engine: Engine, folders: dict[str, Pa
 
     assert [adapter.name for adapter in adapters.loaded] == ["one", "two"]
     adapters.load("three", folders["three"])
-    assert adapters._model.stacks.keys() == before.keys()
+    assert parts(engine).model.stacks.keys() == before.keys()
     assert Client(engine).submit(on("three")).tokens() == truth["three"]
 
 
@@ -188,7 +195,7 @@ def test_out_of_memory_while_stacks_are_made_changes_nothing(
         raise torch.OutOfMemoryError("NPU out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("glm5_runtime.engine.adapters.stack", none_left)
+        patch.setattr("glm5_runtime.engine.adapter_parts.stack", none_left)
         with pytest.raises(AdapterError, match="out of memory; unload another one"):
             adapters.load("three", folders["three"])
     assert Client(engine).submit(on("one")).tokens() == truth["one"]

@@ -5,23 +5,26 @@ Not forks of the test's own process: that has threads, whose locks a fork would 
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import socket
 import subprocess
 import threading
+import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 import torch
 
-from glm5_runtime.engine import worker
+from glm5_runtime.engine import adapter_parts, worker
 from glm5_runtime.engine.team import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.process import BaseProcess
+    from pathlib import Path
 
     from glm5_runtime.engine.steps import Steps
     from glm5_runtime.engine.team import RankSpec
@@ -64,15 +67,17 @@ class Forks:
         self._sabotage = sabotage
 
     def __call__(self, spec: RankSpec) -> Member:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = _context.Process(target=_child, args=(spec, Connection(os.dup(theirs.fileno())), self._sabotage), daemon=True)
-            process.start()
+        pairs = [socket.socketpair() for _ in range(2)]
+        ends = [Connection(os.dup(theirs.fileno())) for _, theirs in pairs]
+        process = _context.Process(target=_child, args=(spec, *ends, self._sabotage), daemon=True)
+        process.start()
+        for _, theirs in pairs:
+            theirs.close()
         self.processes.append(Fork(process))
-        return Member(spec.rank, self.processes[-1], Connection(ours.detach()))
+        return Member(spec.rank, self.processes[-1], *(Connection(ours.detach()) for ours, _ in pairs))
 
 
-def _child(spec: RankSpec, channel: Connection, sabotage: Callable[[Steps], None] | None) -> None:
+def _child(spec: RankSpec, channel: Connection, adapters: Connection, sabotage: Callable[[Steps], None] | None) -> None:
     torch.set_num_threads(1)
     if sabotage is not None:
         load = worker.load_steps
@@ -83,7 +88,7 @@ def _child(spec: RankSpec, channel: Connection, sabotage: Callable[[Steps], None
             return steps
 
         worker.load_steps = load_and_sabotage  # type: ignore[assignment]  # in this process only
-    os._exit(worker.follow(spec, channel))
+    os._exit(worker.follow(spec, channel, adapters))
 
 
 def out_of_memory_at_the_mark(steps: Steps) -> None:
@@ -99,3 +104,17 @@ def out_of_memory_at_the_mark(steps: Steps) -> None:
 
     steps.decoder.embed_tokens.register_forward_pre_hook(see)
     steps.decoder.layers[-1].mlp.register_forward_pre_hook(fail)
+
+
+def slow_and_broken_adapters(_steps: Steps) -> None:
+    """Of folders named `slow` nothing comes until a file `go` is beside the tensors, those named `broken` are not readable here."""
+    read = adapter_parts.read_adapter
+
+    def read_late_or_never(folder: Path, *args: object, **kwargs: object) -> object:
+        while folder.name == "slow" and not (folder / "go").exists():
+            time.sleep(0.01)
+        if folder.name == "broken":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(folder, *args, **kwargs)  # type: ignore[arg-type]  # what it was called with
+
+    adapter_parts.read_adapter = read_late_or_never  # type: ignore[assignment]  # in this process only

@@ -12,14 +12,21 @@ from glm5_runtime.engine.blocks import PagePool
 from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.replicas import Replicas
 from glm5_runtime.engine.scheduler import Scheduler
+from glm5_runtime.model.adapter_files import Part, read_adapter
+from glm5_runtime.model.adapters import install
 from glm5_runtime.model.parallel import ALONE, Ranks
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops import reference
 from glm5_runtime.ops.interface import operators
+from glm5_runtime.tools.quantize import quantize
 from tests.runtime.engine.client import TINY
 from tests.runtime.engine.plans import PAGE, compute, new
+from tests.support.adapters import write_adapter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from glm5_runtime.model.adapter_files import Pair
     from glm5_runtime.model.decoder import Decoder
 
 CPU = torch.device("cpu")
@@ -61,6 +68,53 @@ def test_the_ranks_parts_put_together_are_the_model(spread: bool, whole: dict[st
     assert share < 0.33  # the rest is what each rank has: norms, routers, indexers, down projections
 
 
+@pytest.mark.parametrize("spread", [False, True], ids=["divided experts", "whole experts"])
+def test_the_ranks_parts_of_an_adapter_put_together_are_the_adapter(spread: bool, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, ModelConfig.from_dir(TINY))
+    full, *parts = (adapter(folder, part(ranks)) for ranks in (ALONE, *(Ranks(rank, 4, spread_experts=spread) for rank in range(4))))
+    cut = {}
+    for module, pair in full.items():
+        for side in ("down", "up"):
+            whole, pieces = getattr(pair, side), [getattr(each[module], side) for each in parts]
+            axes = [axis for axis, (of_all, own) in enumerate(zip(whole.shape, pieces[0].shape, strict=True)) if of_all != own]
+            name = f"{module.partition('.mlp.')[2] or module.rpartition('.')[2]} {side}"
+            cut[name] = axes
+            if axes and axes[0] == whole.dim() - 1 and "gate_up_proj" in module:  # each rank has its part of the gate, then of up
+                halves = [piece.chunk(2, dim=-1) for piece in pieces]
+                pieces = [half[which] for which in (0, 1) for half in halves]
+            assert torch.equal(torch.cat(pieces, dim=axes[0]) if axes else pieces[0], whole), name
+    experts = {"gate_up_proj down": [0], "gate_up_proj up": [0], "down_proj down": [0], "down_proj up": [0]}
+    if not spread:
+        experts = {"gate_up_proj down": [], "gate_up_proj up": [2], "down_proj down": [2], "down_proj up": []}
+    assert cut == {
+        **{f"experts.{name}": axes for name, axes in experts.items()},
+        **{f"{where}gate_up_proj {side}": axes for where in ("", "shared_experts.") for side, axes in (("down", []), ("up", [1]))},
+        **{f"{where}down_proj {side}": axes for where in ("", "shared_experts.") for side, axes in (("down", [1]), ("up", []))},
+        **{f"{name} {side}": [] for name in ("qkv_a_proj", "wq_b", "wk", "weights_proj") for side in ("down", "up")},
+        "q_b_proj down": [],
+        "q_b_proj up": [1],
+        "kv_b_proj down": [],
+        "kv_b_proj up": [0],
+        "o_proj down": [1],
+        "o_proj up": [],
+    }
+
+
+def adapter(folder: Path, decoder: Decoder) -> dict[str, Pair]:
+    """A rank's part of an adapter."""
+    own = Part(decoder.ranks, install(decoder).shapes)
+    return read_adapter(folder, decoder.config, ["tiny-glm5"], 8, device=CPU, dtype=torch.float32, part=own).pairs
+
+
+def test_adapters_are_cut_alike_whatever_the_weights_are_stored_in(tmp_path: Path) -> None:
+    """4-bit experts have two rows in a byte."""
+    quantize(TINY, tmp_path / "w4a8", "w4a8")
+    ranks = Ranks(1, 2)
+    packed = load_decoder(ModelConfig.from_dir(TINY), tmp_path / "w4a8", operators("cpu"), CPU, torch.float32, ranks=ranks)
+
+    assert install(packed).shapes == install(part(ranks)).shapes
+
+
 def test_experts_of_other_ranks_add_nothing_and_together_they_are_all() -> None:
     torch.manual_seed(0)
     x, chosen, weights = torch.randn(5, 32), torch.randint(0, 8, (5, 3)), torch.rand(5, 3)
@@ -85,7 +139,7 @@ def test_experts_of_other_ranks_add_nothing_and_together_they_are_all() -> None:
     ],
 )
 def test_sizes_that_cant_be_divided_are_told_with_the_numbers(tensor: int, data: int, spread: bool, told: list[str]) -> None:
-    faults = parallel_faults(ModelConfig.from_dir(TINY), tensor, data, spread_experts=spread, adapters=False)
+    faults = parallel_faults(ModelConfig.from_dir(TINY), tensor, data, spread_experts=spread)
 
     assert len(faults) == len(told)
     assert all(text in fault for text, fault in zip(told, faults, strict=True))
@@ -97,8 +151,6 @@ def test_an_engine_of_sizes_that_cant_be_divided_starts_no_process() -> None:
 
     with pytest.raises(ConfigError, match="num_attention_heads 4 can't be divided by 3"):
         load_engine(TINY, EngineConfig(tensor_parallel_size=3), start)  # type: ignore[arg-type]  # never called
-    with pytest.raises(ConfigError, match="--enable-lora"):
-        load_engine(TINY, EngineConfig(tensor_parallel_size=2, max_loras=1), start)  # type: ignore[arg-type]  # never called
 
 
 def replicas() -> Replicas:

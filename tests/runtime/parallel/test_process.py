@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.engine.client import expected_rows
+from glm5_runtime.config import ModelConfig
+from tests.runtime.engine.client import TINY, expected_rows
 from tests.runtime.server.test_process import ANSWER, Served, served, slow_model
-from tests.support.serving import ask
+from tests.support.adapters import EVERYTHING, write_adapter
+from tests.support.serving import ask, error_of
 
 KNOWN = expected_rows()[0]
 TWO = ("--tensor-parallel-size", "2", "--enable-expert-parallel", "--max-sequences", "4", "--max-model-len", "512")
@@ -33,13 +35,25 @@ async def gone(pid: int, seconds: float) -> None:
 
 
 async def test_two_processes_serve_the_known_text_and_a_killed_one_ends_the_server_with_code_1(tmp_path: Path) -> None:
-    async with served(tmp_path, *TWO) as server:
+    """It is killed while it is asked for an adapter."""
+    for name in ("one", "two"):
+        write_adapter(tmp_path / "adapters" / name, ModelConfig.from_dir(TINY), EVERYTHING, strength=0.12)
+    async with served(tmp_path, *TWO, "--enable-lora", "--lora-dir", str(tmp_path / "adapters")) as server:
         await server.until("/health/ready", 200)
-        reply = await server.client.post("/v1/chat/completions", json=ask(KNOWN["question"], max_tokens=KNOWN["max_tokens"], temperature=0))
+        question = ask(KNOWN["question"], max_tokens=KNOWN["max_tokens"], temperature=0)
+        reply = await server.client.post("/v1/chat/completions", json=question)
         assert reply.json()["choices"][0]["message"]["content"] == KNOWN["answer"]
+        loaded = await server.client.post("/v1/load_lora_adapter", json={"lora_name": "one", "lora_path": "one"})
+        assert loaded.status_code == 200
+        adapted = await server.client.post("/v1/chat/completions", json=question | {"model": "one"})
+        assert adapted.json()["choices"][0]["message"]["content"] != KNOWN["answer"]
 
+        os.kill(child_of(server), signal.SIGSTOP)  # so that it takes nothing up any more
+        load = asyncio.create_task(server.client.post("/v1/load_lora_adapter", json={"lora_name": "two", "lora_path": "two"}))
+        assert (await server.client.get("/v1/models")).status_code == 200
         os.kill(child_of(server), signal.SIGKILL)
 
+        assert error_of(await load)["message"] == "the engine has stopped (rank 1 has ended with code -9); a restart follows"
         assert await server.ended(20) == 1
         assert "rank 1 has ended with code -9" in server.log.read_text()
 
