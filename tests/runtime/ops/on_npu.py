@@ -259,10 +259,9 @@ def experts_with_adapters_run_in_plain_torch_and_are_counted() -> None:
         output *= 2
 
     before, x, matrices = dict(kernels.fallbacks), randn(1, 64), (randn(2, 64, 64), randn(2, 64, 32))
-    integers = [Weights(part.to(torch.int8), torch.ones(part.shape[:2])) for part in matrices]
-    chosen, weights = torch.tensor([[1]], dtype=torch.int32), torch.ones(1, 1)
+    integers, choice = [Weights(part.char(), torch.ones(part.shape[:2])) for part in matrices], (torch.ones(1, 1).int(), torch.ones(1, 1))
     for name, given in (("run_experts", matrices), ("run_quantised_experts", integers)):
-        assert torch.equal(*(getattr(ops, name)(x, *given, chosen, weights, extra=double) for ops in (npu, reference))), name
+        assert torch.equal(*(getattr(ops, name)(x, *given, *choice, extra=double) for ops in (npu, reference))), name
     expect(fallbacks(before), {"run_experts": 1, "run_quantised_experts": 1}, "counted")
 
 
