@@ -56,6 +56,8 @@ class Indexer(Module):
     def forward(self, x: Tensor, query_latent: Tensor, context: StepContext, cache: LayerCache) -> Choice:
         """Write this layer's index keys, then choose for every group: x [N, hidden], query_latent [N, q_lora_rank] after its norm."""
         groups, rotary = context.batch.groups, context.rotary
+        if x.requires_grad:  # else autograd would follow, and keep, what ends in a choice
+            x, query_latent = x.detach(), query_latent.detach()
         key = self.k_norm(self.wk(x))
         self.ops.rotate(key[:, : self.rope].unsqueeze(1), rotary)  # the first dims carry the position, the rest don't
         self.ops.remember_index(key, context.batch.slots, cache)

@@ -88,8 +88,12 @@ def load_decoder(
     *,
     ranks: Ranks = ALONE,
     check_numbers: bool = False,
+    settled: bool = True,
 ) -> Decoder:
-    """Build and fill the decoder, or a rank's part of it; raises WeightsError. `check_numbers` looks at every number (`_check_numbers`)."""
+    """Build and fill the decoder, or a rank's part of it; raises WeightsError.
+
+    `check_numbers` looks at every number (`_check_numbers`); `settled`: the model only runs, its parameters and modules stay as they are.
+    """
     started = time.monotonic()
     checkpoint = Checkpoint(model_dir)
     with torch.device("meta"):
@@ -103,7 +107,9 @@ def load_decoder(
     _check(checkpoint, targets, config, kinds)
     _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype, check_numbers=check_numbers)
     log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
-    settle(decoder.eval().requires_grad_(requires_grad=False))
+    decoder.eval().requires_grad_(requires_grad=False)
+    if settled:
+        settle(decoder)
     return decoder
 
 

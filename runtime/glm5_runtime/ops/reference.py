@@ -101,8 +101,11 @@ def remember(kv: Tensor, weight: Tensor, eps: float, rotary: Tensor, *, slots: T
     """Write the step's tokens: kv [N, L + R] as projected, weight [L] of the latent's norm, slots [N] int64. Changes kv."""
     size = weight.shape[0]
     _store(cache.latent, slots, rms_norm(kv[:, :size], weight, eps))
-    rotate(kv[:, size:].unsqueeze(1), rotary)
-    _store(cache.rope, slots, kv[:, size:])
+    key = kv[:, size:]
+    if key.requires_grad:  # a change in place would spoil the columns beside it, which the norm has kept for its gradient
+        key = key.clone()
+    rotate(key.unsqueeze(1), rotary)
+    _store(cache.rope, slots, key)
 
 
 def remember_index(key: Tensor, slots: Tensor, cache: LayerCache) -> None:

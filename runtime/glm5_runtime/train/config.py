@@ -1,0 +1,220 @@
+"""The training file: one YAML, decoded strictly, every fault told at once with its path. No torch here.
+
+Read by the `train` command and by whoever writes such a file (the operator renders one). A field that this module doesn't know is an
+error with its name; what is only unwise is a warning (`TrainConfig.warnings`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path  # noqa: TC003 - pydantic resolves annotations at run time
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from glm5_runtime.config import ConfigError
+
+ATTENTION = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+DENSE = ("gate_proj", "up_proj", "down_proj")
+EXPERTS = "experts"
+TARGETS = (*ATTENTION, *DENSE, EXPERTS)
+_USUAL_NAMES = {"q": "q_b_proj", "v": "kv_b_proj"}
+"""What other models call q_proj and v_proj: in MLA the matrices that give the heads their queries, and their keys and values."""
+
+_Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _target(name: str) -> str:
+    name = _USUAL_NAMES.get(name, name)
+    if name not in TARGETS:
+        raise ValueError(f"{name!r} is no module that takes an adapter; choose from {', '.join(TARGETS)}, or q and v")
+    return name
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class LoraConfig(_Section):
+    """Which modules get an adapter, and of what size."""
+
+    rank: int = Field(16, ge=16, le=1024, multiple_of=16)
+    """Columns of the thin matrices. A multiple of 16: what the cards' matrix units take without padding."""
+    alpha: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """The adapter's output is multiplied by alpha / rank. Default: the rank. Less would slow learning down unseen."""
+    dropout: _Share = 0.1
+    """Share of each adapter's inputs that are dropped while training."""
+    targets: tuple[Annotated[str, AfterValidator(_target)], ...] = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
+    """Modules by their names in the checkpoint; `experts` are both matrices of all routed experts."""
+
+    @property
+    def scale(self) -> float:
+        """What the adapter's output is multiplied by."""
+        return (self.alpha or self.rank) / self.rank
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.alpha is not None and self.alpha < self.rank:
+            raise ValueError(f"alpha {self.alpha:g} is less than rank {self.rank}: the adapter would be scaled down; raise alpha")
+        if not self.targets:
+            raise ValueError("targets is empty: nothing would be trained")
+        return self
+
+
+class DataConfig(_Section):
+    """What is learned from."""
+
+    files: tuple[Path, ...] = Field(min_length=1)
+    """JSON-lines files, read in this order."""
+    max_length: int = Field(2048, ge=16, le=1 << 20)
+    """Longest row, tokens."""
+
+
+class TrainingConfig(_Section):
+    """The optimisation itself."""
+
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the data. Default: 3, unless steps are given."""
+    steps: int | None = Field(None, ge=1)
+    """Optimiser steps, instead of epochs."""
+    batch_size: int = Field(8, ge=1)
+    """Rows of one step, those of all cards together, so that a run is the same on any number of them."""
+    gradient_accumulation: int = Field(1, ge=1, le=4)
+    """Pieces that a card's rows of a step are computed in, one after the other. More than 4: lower the batch instead."""
+    learning_rate: _Rate = 2e-4
+    """At the end of the warm-up."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the rate goes on after the warm-up: to zero along a cosine or a line, or not at all."""
+    warmup: _Share = 0.03
+    """Share of the steps over which the rate rises from zero."""
+    weight_decay: float = Field(0.01, ge=0, lt=1, allow_inf_nan=False)
+    """Of matrices; vectors (norms, biases) are left alone."""
+    clip: _Rate = 1.0
+    """Longest gradient: a longer one is shortened to it."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Type of the computation. What is trained, and what decides choices, stays fp32; fp16 scales the loss."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass and compute the layer again: a third more time, a fraction of the memory."""
+    seed: int = Field(0, ge=0, lt=1 << 32)
+    """Of initial values, order and dropout: the same seed gives the same run."""
+    device: Literal["auto", "cpu", "npu", "cuda"] = "auto"
+    """auto: the accelerator that torch finds, else the CPU."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("epochs and steps both say when to end; keep one")
+        return self
+
+
+class EvaluationConfig(_Section):
+    """Rows that are held back, and what their loss decides."""
+
+    share: float = Field(0.0, ge=0, le=0.5, allow_inf_nan=False)
+    """Of the rows, chosen by the seed. 0: nothing is held back."""
+    every_steps: int = Field(100, ge=1)
+    """Steps between two evaluations; one more at the end."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after so many evaluations in a row without a better loss. Default: never."""
+    least_gain: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """What a loss must be lower by to count as better."""
+
+
+class CheckpointConfig(_Section):
+    """Where a run goes on after a fault."""
+
+    directory: Path
+    """Folder for the checkpoints of this run alone."""
+    every_steps: int = Field(100, ge=1)
+    """Steps between two: what a fault costs at most."""
+    keep: int = Field(3, ge=1)
+    """Newest ones that stay. The second is there for the case that the newest is damaged."""
+
+
+class TrainConfig(_Section):
+    """One training run."""
+
+    model: Path
+    """Checkpoint folder of the base model."""
+    method: Literal["lora", "full"] = "lora"
+    """lora: thin matrices beside the frozen model. full: every parameter but the indexer's."""
+    data: DataConfig
+    lora: LoraConfig = LoraConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig
+    output: Path
+    """Folder of the result: an adapter in PEFT's format, or a checkpoint."""
+    merge: bool = False
+    """With lora: write a whole checkpoint with the adapter added to the weights, not the adapter."""
+
+    @model_validator(mode="after")
+    def _sections_fit_the_method(self) -> Self:
+        if self.method == "full" and {"lora", "merge"} & self.model_fields_set:
+            raise ValueError("lora and merge belong to method lora; remove them or change the method")
+        if self.evaluation.patience is not None and not self.evaluation.share:
+            raise ValueError("evaluation.patience needs rows to judge by: set evaluation.share")
+        return self
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is allowed and has been seen to go wrong."""
+        training, length = self.training, self.data.max_length
+        dense = [name for name in self.lora.targets if name in DENSE]
+        found = {
+            f"training.learning_rate {training.learning_rate:g} is above 3e-4; losses may jump": training.learning_rate > 3e-4,
+            f"training.clip {training.clip:g} is outside 0.8 to 1.2": not 0.8 <= training.clip <= 1.2,
+            f"training.dtype bf16 with batch_size {training.batch_size} and data.max_length {length} is not known to be stable;"
+            " take fp16, a batch of 8 or more, and at most 2048 tokens": training.dtype == "bf16"
+            and (training.batch_size < 8 or length > 2048),
+            f"lora.targets {', '.join(dense)}: dense layers' adapters make a model forget more, and PEFT can't load them for this one": (
+                self.method == "lora" and bool(dense)
+            ),
+        }
+        return [message for message, applies in found.items() if applies]
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML as kubectl reads it: `2e-4` is a number, and no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+"), list("-+.0123456789"))
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The training file; raises ConfigError with every fault found. Relative paths count from the working folder."""
+    try:
+        raw = yaml.load(path.read_text(), _Yaml)  # noqa: S506 - a SafeLoader
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable ({error})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: holds a {type(raw).__name__}, expected sections such as model, data, training")
+    try:
+        return TrainConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: " + "; ".join(_say(dict(fault)) for fault in error.errors())) from error
+
+
+def _say(fault: dict[str, Any]) -> str:
+    """One fault with the field's path."""
+    field = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        return f"{field}: unknown; remove it or correct its name"
+    if fault["type"] == "missing":
+        return f"{field}: missing"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "value_error":
+        return f"{field}: {message}" if field else message
+    return f"{field}: {message}, is {str(fault['input'])[:80]!r}"

@@ -1,0 +1,158 @@
+"""LoRA on our own decoder: thin trainable matrices beside frozen ones.
+
+`install` puts a module with adapters in the place of each chosen one. Adapters go by their modules' names in the checkpoint, though some
+of those are one matrix here: q_a_proj and kv_a_proj_with_mqa are rows of qkv_a_proj, gate and up of gate_up_proj. They are ordinary
+parameters in fp32, of the layer that they belong to, so FSDP shards them with it. `export` writes them in PEFT's format.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from glm5_runtime.config import ConfigError
+from glm5_runtime.model.adapter_files import targets
+from glm5_runtime.model.layers import Linear, Module
+from glm5_runtime.model.moe import Experts
+from glm5_runtime.train.config import DENSE, EXPERTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from glm5_runtime.model.adapter_files import Target
+    from glm5_runtime.model.decoder import Decoder
+    from glm5_runtime.train.config import LoraConfig
+
+
+class LowRank(nn.Module):
+    """The two matrices of one checkpoint module, fp32: down [rank, in], up [out, rank]; of experts with [E] in front of both.
+
+    Initial values as in PEFT: Kaiming-uniform and zero, so that training starts from the base model.
+    """
+
+    def __init__(self, target: Target, rank: int, generator: torch.Generator, device: torch.device) -> None:
+        super().__init__()
+        experts = (target.experts,) if target.experts else ()
+        bound = target.inputs**-0.5
+        down = torch.empty(*experts, rank, target.inputs).uniform_(-bound, bound, generator=generator)  # on the CPU: the same on any device
+        self.down = nn.Parameter(down.to(device))
+        self.up = nn.Parameter(torch.zeros(*experts, target.outputs, rank, device=device))
+
+    def delta(self) -> Tensor:
+        """What up · down adds to the weight, before scaling: [out, in], of experts [E, out, in], fp32."""
+        return self.up @ self.down
+
+
+class LoraModule(Module):
+    """A frozen module and its adapters by the checkpoint's names, in the order of the outputs that they raise."""
+
+    def __init__(self, base: Any, parts: Mapping[str, tuple[Target, LowRank]], config: LoraConfig) -> None:  # noqa: ANN401 - Linear or Experts
+        super().__init__()
+        self.base: Any = base
+        ordered = sorted(parts.items(), key=lambda part: part[1][0].start)
+        # A ModuleDict, whose types forget what is in it.
+        self.adapters = cast("Mapping[str, LowRank]", nn.ModuleDict({name: pair for name, (_, pair) in ordered}))
+        self.starts = [target.start for _, (target, _) in ordered]
+        self.width = max(target.width or target.outputs for target, _ in parts.values())
+        self.scale, self.dropout = config.scale, config.dropout
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Dropout, while training."""
+        return functional.dropout(x, self.dropout) if self.training and self.dropout else x
+
+
+class LoraLinear(LoraModule):
+    """A linear layer, [N, in] → [N, out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, in] → [N, out]."""
+        output, dropped = self.base(x), self.drop(x)
+        downs = [pair.down for pair in self.adapters.values()]
+        ups = [pair.up.to(x.dtype) for pair in self.adapters.values()]
+        narrow = functional.linear(dropped, (downs[0] if len(downs) == 1 else torch.cat(tuple(downs))).to(x.dtype))
+        if ups[0].shape[0] == self.width:
+            return torch.addmm(output, narrow, ups[0].t(), alpha=self.scale)
+        return torch.add(output, torch.cat(list(self._columns(narrow, ups)), dim=1), alpha=self.scale)
+
+    def _columns(self, narrow: Tensor, ups: list[Tensor]) -> Iterator[Tensor]:
+        """What adds up to the outputs' width, from left to right, zeros where there is no adapter; narrow [N, all ranks]."""
+        done = 0
+        for start, own, up in zip(self.starts, narrow.chunk(len(ups), dim=1), ups, strict=True):
+            if start > done:
+                yield narrow.new_zeros(len(narrow), start - done)
+            yield functional.linear(own, up)
+            done = start + up.shape[0]
+        if done < self.width:
+            yield narrow.new_zeros(len(narrow), self.width - done)
+
+
+class LoraAbsorbed(LoraModule):
+    """kv_b_proj, which attention never multiplies with: it takes the weight apart. So the weight is what the adapter is added to.
+
+    Dropout then hides inputs of the adapter for a whole micro-batch, not for each token: keys are made of latents that all queries read.
+    """
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] in the base's dtype."""
+        pair, base = next(iter(self.adapters.values())), self.base.weight
+        hidden = self.drop(pair.down.new_ones(pair.down.shape[1]))
+        return torch.addmm(base, pair.up.to(base.dtype), (pair.down * hidden).to(base.dtype), alpha=self.scale)
+
+
+class LoraExperts(LoraModule):
+    """The routed experts of a layer, both of whose matrices have an adapter for each expert."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """[N, hidden], each token's experts and their weights [N, k] → the weighted sum [N, hidden]."""
+        output: Tensor = self.base(x, chosen, weights, extra=self._add)
+        return output
+
+    def _add(self, place: int, x: Tensor, output: Tensor, _rows: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """To the outputs of one of the two products, whose rows are sorted by expert (`ops.reference.run_experts`)."""
+        pair = self.adapters[("gate_up_proj", "down_proj")[place]]
+        narrow = product(self.drop(x), pair.down.to(x.dtype))
+        output.add_(product(narrow, pair.up.to(x.dtype)), alpha=self.scale)
+
+
+def install(decoder: Decoder, config: LoraConfig, seed: int) -> dict[str, tuple[LoraModule, str]]:
+    """Freeze the decoder and give the chosen modules adapters; raises ConfigError where there is nothing to give one to.
+
+    Returns where each is, by its name in the checkpoint: the module and the adapter's name in it.
+    """
+    decoder.requires_grad_(requires_grad=False)
+    generator = torch.Generator().manual_seed(seed)
+    device = decoder.embed_tokens.weight.device
+    chosen: dict[str, dict[str, Target]] = {}
+    for path, target in targets(decoder.config).items():
+        if _is_chosen(path, config.targets):
+            chosen.setdefault(target.module.rpartition(".")[0] if target.experts else target.module, {})[path] = target
+    places = {}
+    for module, parts in chosen.items():
+        pairs = {path.rpartition(".")[2]: (target, LowRank(target, config.rank, generator, device)) for path, target in parts.items()}
+        owner, _, leaf = module.rpartition(".")
+        base = decoder.get_submodule(module)
+        adapted = _kind(leaf, base)(base, pairs, config)
+        setattr(decoder.get_submodule(owner), leaf, adapted)
+        places.update({path: (adapted, path.rpartition(".")[2]) for path in parts})
+    if not places:
+        raise ConfigError(f"lora.targets: this model has none of {', '.join(config.targets)}")
+    return places
+
+
+def _is_chosen(path: str, names: tuple[str, ...]) -> bool:
+    owner, _, leaf = path.rpartition(".")
+    if owner.endswith(".experts"):
+        return EXPERTS in names
+    return leaf in names and (leaf in DENSE or owner.endswith(".self_attn"))  # not the indexer: its choice carries no gradient
+
+
+def _kind(leaf: str, base: nn.Module) -> type[LoraModule]:
+    if isinstance(base, Experts):
+        return LoraExperts
+    if not isinstance(base, Linear):
+        raise ConfigError("the checkpoint's weights are quantised; train on bf16, fp16 or fp32 ones")
+    return LoraAbsorbed if leaf == "kv_b_proj" else LoraLinear

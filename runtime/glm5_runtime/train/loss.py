@@ -1,0 +1,80 @@
+"""Cross entropy of the model's head, without ever holding the logits of all rows.
+
+A row of GLM-5's logits is 620 KB in fp32, and autograd would keep two of them for each token. Here a few rows' logits are made, turned
+into their gradient at once, and dropped: the head is computed once, and what stays is the gradient of the hidden states.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+LOGITS_BYTES = 64 << 20
+"""Logits held at a time, fp32."""
+_FP16_SCALE = 1024.0
+"""A probability below 6e-8 is zero in fp16; most of a large vocabulary's are. Weights stay so far below 65504 / 1024 that products don't
+overflow."""
+
+
+def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy summed over rows: hidden [M, hidden], head weight [V, hidden], targets [M] int64 → a number, fp32."""
+    loss: Tensor = _SummedLoss.apply(hidden, weight, targets)  # type: ignore[no-untyped-call] # torch's own
+    return loss
+
+
+class _SummedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:  # noqa: ANN401 - what torch hands in
+        wanted = _Wanted.of(ctx, hidden, weight)
+        loss = torch.zeros((), device=hidden.device)
+        step = max(1, LOGITS_BYTES // (4 * weight.shape[0]))
+        for start in range(0, len(hidden), step):
+            rows = slice(start, start + step)
+            logits = functional.linear(hidden[rows], weight).float()
+            total = logits.logsumexp(dim=-1, keepdim=True)
+            aim = targets[rows].unsqueeze(1)
+            loss += (total - logits.gather(1, aim)).sum()
+            if wanted.any:
+                slope = logits.sub_(total).exp_()
+                wanted.add(rows, slope.scatter_add_(1, aim, slope.new_full(aim.shape, -1.0)), hidden[rows], weight)
+        ctx.save_for_backward(wanted.hidden, wanted.weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outside: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # noqa: ANN401 - as above
+        hidden, weight = (None if slope is None else outside[0] * slope for slope in ctx.saved_tensors)
+        return hidden if hidden is None else hidden.to(ctx.kind), weight if weight is None else weight.to(ctx.kind), None
+
+
+class _Wanted:
+    """Gradients that somebody asks for, both fp32: of the hidden states [M, hidden], of the head's weight [V, hidden]."""
+
+    def __init__(self, hidden: Tensor | None, weight: Tensor | None) -> None:
+        self.hidden, self.weight = hidden, weight
+
+    @classmethod
+    def of(cls, ctx: FunctionCtx, hidden: Tensor, weight: Tensor) -> _Wanted:
+        ctx.kind = hidden.dtype  # type: ignore[attr-defined] # torch's place for one's own
+        asked = ctx.needs_input_grad  # type: ignore[attr-defined] # its stubs don't have it
+        return cls(
+            *(torch.zeros_like(each, dtype=torch.float32) if ask else None for each, ask in zip((hidden, weight), asked, strict=False))
+        )
+
+    @property
+    def any(self) -> bool:
+        return self.hidden is not None or self.weight is not None
+
+    def add(self, rows: slice, slope: Tensor, hidden: Tensor, weight: Tensor) -> None:
+        """Slope of the logits [m, V] fp32."""
+        scale = _FP16_SCALE if hidden.dtype == torch.float16 else 1.0
+        narrow = (slope if scale == 1.0 else slope.mul_(scale)).to(hidden.dtype)
+        if self.hidden is not None:
+            self.hidden[rows] = (narrow @ weight).float() / scale
+        if self.weight is not None:
+            self.weight += (narrow.t() @ hidden).float() / scale
