@@ -125,7 +125,7 @@ def test_a_rank_that_is_killed_ends_those_who_wait_with_its_exit_code() -> None:
         started = time.monotonic()
         forks.processes[0].kill()
         last = stream.last()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25  # not by the exchange timeout
         assert last.finish_reason is FinishReason.ERROR
         assert "rank 1 has ended with code -9" in str(last.error)
         poll(lambda: not client.engine.stats().alive, "the engine is dead")
@@ -139,4 +139,4 @@ def test_a_rank_that_hangs_ends_the_engine_after_the_exchange_timeout() -> None:
         os.kill(forks.processes[0].pid, signal.SIGSTOP)
         started = time.monotonic()
         assert stream.last().finish_reason is FinishReason.ERROR
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25

@@ -22,6 +22,7 @@ from tests.support import serving
 from tests.support.serving import ask, error_of, until
 
 ORDINARY, LARGE = INLINE_BYTES + 1, ORDINARY_BYTES
+PATIENCE = 30  # seconds; a gate is shut for longer
 
 
 class Gate:
@@ -32,7 +33,7 @@ class Gate:
 
     def __call__(self) -> str:
         self.begun.set()
-        assert self._go.wait(20)
+        assert self._go.wait(60)
         return "done"
 
     def open(self) -> None:
@@ -64,7 +65,7 @@ async def test_an_ordinary_body_does_not_wait_for_a_large_one(gate: Gate) -> Non
     place = Aside()
     large = await held(place, LARGE, gate)
 
-    assert await asyncio.wait_for(place.run(ORDINARY, lambda: 5), 5) == 5
+    assert await asyncio.wait_for(place.run(ORDINARY, lambda: 5), PATIENCE) == 5
 
     assert not large.done()
     gate.open()
@@ -105,7 +106,7 @@ async def test_a_cancelled_caller_that_waited_is_not_worked_for_and_holds_nobody
 
     gone.cancel()
     gate.open()
-    await asyncio.wait_for(behind, 5)
+    await asyncio.wait_for(behind, PATIENCE)
 
     assert gone.cancelled()
     assert run == [1]
@@ -118,8 +119,8 @@ async def test_a_caller_cancelled_in_the_moment_its_turn_comes_passes_it_on(gate
     gate.open()
     first.add_done_callback(lambda _: gone.cancel())
 
-    assert await asyncio.wait_for(behind, 5) == 1
-    assert await asyncio.wait_for(place.run(LARGE, lambda: 2), 5) == 2
+    assert await asyncio.wait_for(behind, PATIENCE) == 1
+    assert await asyncio.wait_for(place.run(LARGE, lambda: 2), PATIENCE) == 2
 
 
 async def test_a_thread_keeps_its_place_and_its_settings_after_its_caller_has_gone(gate: Gate) -> None:
@@ -134,7 +135,7 @@ async def test_a_thread_keeps_its_place_and_its_settings_after_its_caller_has_go
     assert not gc.isenabled()
     gate.open()
     second.open()
-    assert await asyncio.wait_for(behind, 5) == "done"
+    assert await asyncio.wait_for(behind, PATIENCE) == "done"
     assert (gc.isenabled(), sys.getswitchinterval()) == before == (True, 0.005)
 
 
@@ -208,7 +209,7 @@ async def test_9_kib_are_answered_beside_large_bodies_that_take_long(client: htt
     bad = [asyncio.create_task(client.post("/v1/chat/completions", json=padded(LARGE, 2))) for _ in range(4)]
     await until(gate.begun.is_set)
 
-    good = await asyncio.wait_for(client.post("/v1/chat/completions", json=padded(9 * 1024, 1)), 5)
+    good = await asyncio.wait_for(client.post("/v1/chat/completions", json=padded(9 * 1024, 1)), PATIENCE)
 
     assert good.status_code == 200
     assert renders == [2, 1]

@@ -107,14 +107,15 @@ async def test_a_client_that_reads_nothing_holds_up_nobody_and_loses_nothing(eng
         assert {reply.status_code for reply in beside} == {200}
         assert (service.active, received) == (1, b"")
         reads.set()
-        await asyncio.wait_for(slow, 5)
+        await asyncio.wait_for(slow, 30)
     assert sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in events_of(received.decode())) == tokens
 
 
 async def test_a_slow_client_that_leaves_frees_its_place(engine: Engine) -> None:
-    service = serving.make_service(engine)
+    service, produced = serving.make_service(engine), engine.stats().generation_tokens
     async with serving.on_a_socket(service) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post(COMPLETIONS, json={"prompt": "Tell", "max_tokens": 1_500, "ignore_eos": True}, timeout=0.2)
 
-        await until(lambda: engine.stats().running == 0 and service.idle.is_set(), 3)
+        await until(lambda: engine.stats().running == 0 and service.idle.is_set())
+    assert engine.stats().generation_tokens - produced < 1_200  # it was not made to its end

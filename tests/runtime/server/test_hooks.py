@@ -145,7 +145,10 @@ async def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_pat
     script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{tmp_path}/child\nwait\n")
     script.chmod(0o755)
 
-    assert await outcomes_of(str(script), run_seconds=0.5) == {"timeout": 1}
+    for seconds in (0.5, 5.0):  # on a busy machine the first may end before the script has got as far as its child
+        assert await outcomes_of(str(script), run_seconds=seconds) == {"timeout": 1}
+        if (tmp_path / "child").exists() and (tmp_path / "child").read_text():
+            break
 
     child = int((tmp_path / "child").read_text())
     await until(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes())
@@ -173,7 +176,7 @@ async def test_a_slow_hook_loses_records_and_no_request_waits(engine: Engine, mo
         started = time.monotonic()
         for _ in range(10):
             assert (await client.post(CHAT, json=ask("Hi", max_tokens=1))).status_code == 200
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 25  # less than one run of the hook
     await slow.close(0)
 
     assert counts["dropped"] == 10 - 4 - 2  # four run side by side, two wait

@@ -128,13 +128,13 @@ QUADRATIC = "{% for a in messages %}{% for b in messages %}{% if b.role == 'none
 def test_a_template_that_takes_for_ever_is_stopped_with_a_refusal() -> None:
     template = ChatTemplate.compile(QUADRATIC, "a checkpoint's")
     messages = [{"role": "user", "content": "a"}] * 20_000
-    started = time.monotonic()
+    started = time.process_time()
 
     with pytest.raises(ConversationError, match=r"more than 0.2 s for these 20000 messages") as refused:
         template.render(messages, seconds=0.2)
 
     assert refused.value.field == "messages"
-    assert time.monotonic() - started < ALIVE
+    assert time.process_time() - started < ALIVE
 
 
 @pytest.mark.parametrize("version", BUILT_IN)
