@@ -13,3 +13,11 @@ class Example:
     trained: tuple[bool, ...]
     line: int
     """Physical line of the file, 1-based, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A row of preferences: the same prompt with the better and the worse answer, of which only the answers are trained."""
+
+    chosen: Example
+    rejected: Example
