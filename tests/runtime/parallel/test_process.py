@@ -28,7 +28,7 @@ def child_of(server: Served) -> int:
     return child
 
 
-async def gone(pid: int, seconds: float) -> None:
+async def gone(pid: int, seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
@@ -54,7 +54,7 @@ async def test_two_processes_serve_the_known_text_and_a_killed_one_ends_the_serv
         os.kill(child_of(server), signal.SIGKILL)
 
         assert error_of(await load)["message"] == "the engine has stopped (rank 1 has ended with code -9); a restart follows"
-        assert await server.ended(20) == 1
+        assert await server.ended() == 1
         assert "rank 1 has ended with code -9" in server.log.read_text()
 
 
@@ -65,8 +65,8 @@ async def test_the_second_process_ends_with_the_first(number: signal.Signals, co
         child = child_of(server)
         server.process.send_signal(number)
 
-        assert await server.ended(20) == code
-        await gone(child, 10)
+        assert await server.ended() == code
+        await gone(child)
 
 
 async def test_both_processes_killed_with_the_first_while_weights_are_read_leave_nothing_that_hinders_the_next(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_both_processes_killed_with_the_first_while_weights_are_read_leave
             server.process.kill()
 
             assert await server.ended() == -signal.SIGKILL
-            await gone(child, 60)
+            await gone(child)
     assert left.exists()  # nobody was there to remove it
 
     async with served(tmp_path, *TWO, port=server.client.base_url.port or 0, TMPDIR=str(temporary)) as again:
