@@ -121,8 +121,8 @@ def test_what_one_rank_cant_read_is_loaded_nowhere(folders: dict[str, Path], alo
 
 def test_a_load_that_takes_one_rank_too_long_is_given_up(folders: dict[str, Path], alone: dict[str, list[int]], tmp_path: Path) -> None:
     shutil.copytree(folders["one"], tmp_path / "slow")
-    with running(Forks(slow_and_broken_adapters), tensor_parallel_size=2, adapter_timeout=0.1, **SETTINGS) as client:
-        with pytest.raises(AdapterError, match=r"rank 1 has not loaded the adapter within 0\.1 s"):
+    with running(Forks(slow_and_broken_adapters), tensor_parallel_size=2, adapter_timeout=1.0, **SETTINGS) as client:
+        with pytest.raises(AdapterError, match="rank 1 has not loaded the adapter within 1 s"):
             store(client).load("one", tmp_path / "slow")
         assert stacks(client) == {}
         (tmp_path / "slow" / "go").touch()  # now it answers, to a question that nobody has any more
