@@ -35,7 +35,14 @@ def place(cluster: ApiCluster) -> Iterator[Site]:
     yield site
     for release, namespace in ((owned.RELEASE, owned.OPERATOR_NAMESPACE), ("glm5", USERS_NAMESPACE)):
         site.helm("uninstall", release, "--namespace", namespace, "--no-hooks", "--ignore-not-found")
-    site.kubectl("delete", "customresourcedefinitions", "--ignore-not-found", "glm5services.glm5.dev", "npupools.glm5.dev")
+    site.kubectl(
+        "delete",
+        "customresourcedefinitions",
+        "--ignore-not-found",
+        "glm5services.glm5.dev",
+        "glm5finetunejobs.glm5.dev",
+        "npupools.glm5.dev",
+    )
     site.kubectl("delete", "namespace", "--ignore-not-found", USERS_NAMESPACE, owned.OPERATOR_NAMESPACE, steps.NAMESPACE)
 
 

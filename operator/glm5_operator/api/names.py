@@ -14,6 +14,8 @@ API_VERSION: Final = "glm5.dev/v1alpha1"  # written out: a Literal type needs it
 
 SERVICE_KIND: Final = "GLM5Service"
 SERVICE_PLURAL: Final = "glm5services"
+FINETUNE_KIND: Final = "GLM5FinetuneJob"
+FINETUNE_PLURAL: Final = "glm5finetunejobs"
 POOL_KIND: Final = "NPUPool"
 POOL_PLURAL: Final = "npupools"
 
@@ -25,8 +27,12 @@ POOL_LABEL: Final = f"{GROUP}/pool"
 ROLE_TAINT: Final = f"{GROUP}/role"
 TAINT_EFFECT: Final = "NoSchedule"
 
-# On children of a service and on its pods.
+# On children of a service or a fine-tuning job, and on their pods.
 SERVICE_LABEL: Final = f"{GROUP}/service"
+FINETUNE_LABEL: Final = f"{GROUP}/finetune"
+OWNER_LABELS: Final = (SERVICE_LABEL, FINETUNE_LABEL)
+"""Each child carries one of them."""
+ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
 SERVING_LABEL: Final = f"{GROUP}/serving"
 """Only on pods and in the client Service's selector: taking it off takes a pod out of traffic and leaves it running."""
 SERVING_VALUE: Final = "true"
@@ -40,6 +46,8 @@ APP_PART_OF_LABEL: Final = "app.kubernetes.io/part-of"
 APP_MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 APP_NAME: Final = "glm5-service"
 COMPONENT_INFERENCE: Final = "inference"
+FINETUNE_APP_NAME: Final = "glm5-finetune"
+COMPONENT_TRAINING: Final = "training"
 PART_OF: Final = "glm5"
 MANAGED_BY: Final = "glm5-operator"
 
@@ -48,6 +56,13 @@ ENGINE_CONTAINER: Final = "engine"
 ENGINE_PORT: Final = 8000
 ENGINE_PORT_NAME: Final = "http"
 MODELS_DIR: Final = "/models"
+TRAINER_CONTAINER: Final = "trainer"
+DATA_DIR: Final = "/data"
+CHECKPOINT_DIR: Final = "/checkpoints"
+OUTPUT_DIR: Final = "/output"
+CONFIG_DIR: Final = "/etc/glm5"
+CONFIG_FILE: Final = "train.yaml"
+RENDEZVOUS_PORT: Final = 29500
 API_KEY_ENV: Final = "GLM5_API_KEY"
 VLLM_API_KEY_ENV: Final = "VLLM_API_KEY"
 DEVICE_ENV: Final = ("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -56,6 +71,7 @@ DEVICE_ENV: Final = ("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 LABEL_LIMIT: Final = 63
 """Longest DNS label, label value and Service name."""
 _HASH_LENGTH: Final = 8
+_RANK_DIGITS: Final = 5  # of a pod of an Indexed Job: its hostname is the Job's name, a dash and up to four digits
 
 
 def fit(text: str, limit: int = LABEL_LIMIT) -> str:
@@ -96,6 +112,38 @@ def child_labels(service: str) -> dict[str, str]:
         **selector_labels(service),
         APP_INSTANCE_LABEL: fit(service),
         APP_COMPONENT_LABEL: COMPONENT_INFERENCE,
+        APP_PART_OF_LABEL: PART_OF,
+        APP_MANAGED_BY_LABEL: MANAGED_BY,
+    }
+
+
+def attempt_name(job: str, attempt: int) -> str:
+    """Name of the Job of one attempt; short enough for the hostnames of its pods, which are DNS labels."""
+    return child_name(job, f"attempt-{attempt}", LABEL_LIMIT - _RANK_DIGITS)
+
+
+def config_name(job: str, attempt: int) -> str:
+    """Name of the ConfigMap with the training file of one attempt."""
+    return child_name(job, f"config-{attempt}")
+
+
+def rendezvous_name(job: str) -> str:
+    """Name of the headless Service under which the ranks find each other."""
+    return child_name(job, "ranks")
+
+
+def outcome_name(job: str) -> str:
+    """Name of the ConfigMap that keeps how a fine-tuning job ended."""
+    return child_name(job, "outcome")
+
+
+def finetune_labels(job: str) -> dict[str, str]:
+    """The labels of every child of a fine-tuning job."""
+    return {
+        APP_NAME_LABEL: FINETUNE_APP_NAME,
+        FINETUNE_LABEL: fit(job),
+        APP_INSTANCE_LABEL: fit(job),
+        APP_COMPONENT_LABEL: COMPONENT_TRAINING,
         APP_PART_OF_LABEL: PART_OF,
         APP_MANAGED_BY_LABEL: MANAGED_BY,
     }

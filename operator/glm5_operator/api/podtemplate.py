@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import JsonValue, WithJsonSchema
 
-from .rules import IMAGE_RULES, POD_RULES, validations
+from .rules import IMAGE_RULES, POD_RULES, TRAINER_POD_RULES, validations
 
 
 def _text(limit: int) -> dict[str, Any]:
@@ -32,20 +32,26 @@ _CONTAINERS: Final = {
     "x-kubernetes-list-map-keys": ["name"],
 }
 
-POD_TEMPLATE_SCHEMA: Final = {
-    **_open(
-        metadata=_open(labels=_strings(64)),
-        spec=_open(
-            nodeName=_text(253),
-            restartPolicy=_text(16),
-            automountServiceAccountToken={"type": "boolean"},
-            nodeSelector=_strings(32),
-            containers=_CONTAINERS,
-            initContainers=_CONTAINERS,
-        ),
-    ),
-    **validations(*POD_RULES),
-}
 
-PodTemplate = Annotated[dict[str, JsonValue], WithJsonSchema(POD_TEMPLATE_SCHEMA)]
+def _template(rules: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        **_open(
+            metadata=_open(labels=_strings(64)),
+            spec=_open(
+                nodeName=_text(253),
+                restartPolicy=_text(16),
+                automountServiceAccountToken={"type": "boolean"},
+                nodeSelector=_strings(32),
+                containers=_CONTAINERS,
+                initContainers=_CONTAINERS,
+            ),
+        ),
+        **validations(*rules),
+    }
+
+
+PodTemplate = Annotated[dict[str, JsonValue], WithJsonSchema(_template(POD_RULES))]
 """A `PodTemplateSpec` in part; merged strategically, lists by name."""
+
+TrainerPodTemplate = Annotated[dict[str, JsonValue], WithJsonSchema(_template(TRAINER_POD_RULES))]
+"""The same for pods that run once."""

@@ -6,32 +6,15 @@ What needs a second object or a fact (free cards, the pool's product) is no rule
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from glm5_operator import images
 
-from .common import DURATION_PATTERN, QUANTITY_PATTERN
+from .cel import LABEL, SUBDOMAIN, Rule, duration, quoted
+from .common import QUANTITY_PATTERN
+from .finetune_rules import FINETUNE_RULES
 from .known import ATTENTION_HEADS, CONTEXT_LIMIT, KNOWN_MODELS
 from .names import API_KEY_ENV, DEVICE_ENV, GROUP, POOL_LABEL, VLLM_API_KEY_ENV
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One entry of `x-kubernetes-validations`; `id` is for people and tests and isn't part of the CRD."""
-
-    id: str
-    cel: str
-    message: str
-    path: str | None = None
-
-    def schema(self) -> dict[str, str]:
-        """The rule as the CRD carries it."""
-        entry = {"rule": self.cel, "message": self.message}
-        return entry if self.path is None else {**entry, "fieldPath": self.path}
 
 
 def validations(*ids: str) -> dict[str, Any]:
@@ -39,29 +22,12 @@ def validations(*ids: str) -> dict[str, Any]:
     return {"x-kubernetes-validations": [RULES[one].schema() for one in ids]}
 
 
-def _cel(values: Iterable[str]) -> str:
-    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
-
-
-def _duration(rule_id: str, shortest: str, longest: str) -> Rule:
-    # The form is checked first: CEL's duration() takes `1.5h` and fails, instead of answering no, for what is no duration.
-    return Rule(
-        rule_id,
-        f"self.matches('{DURATION_PATTERN}') && self != ''"
-        f" && duration(self) >= duration('{shortest}') && duration(self) <= duration('{longest}')",
-        f"must be whole numbers with units h, m, s or ms, largest first, between {shortest} and {longest}; for example 300s or 1h30m",
-    )
-
-
-_KNOWN = _cel(KNOWN_MODELS)
+_KNOWN = quoted(KNOWN_MODELS)
 _NAMES = ", ".join(KNOWN_MODELS)
 # The engine in effect: planned as `vllm` for a known model and `native` for any other when the user names none.
 _NATIVE = f"self.?engine.?name.orValue(self.model.name in {_KNOWN} ? 'vllm' : 'native') == 'native'"
 _TENSOR = "self.?tensor.orValue(1)"
 _DATA = "self.?data.orValue(1)"
-
-_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = rf"{_LABEL}(\\.{_LABEL})*"
 
 # Flags that the operator sets from a field; a second value in args would win silently or stop the engine.
 # vLLM takes underscores for dashes.
@@ -89,12 +55,12 @@ def _pod_rules() -> tuple[Rule, ...]:
         Rule(
             "pod-no-own-labels",
             f"!has(self.metadata) || !has(self.metadata.labels) || self.metadata.labels.all(key, !key.startsWith('{GROUP}/'))",
-            f"metadata.labels of {GROUP}/ belong to the operator and select the pods of a service: use a prefix of your own",
+            f"metadata.labels of {GROUP}/ belong to the operator and select the pods of an object: use a prefix of your own",
         ),
         Rule(
             "pod-no-token",
             "!has(self.spec) || !has(self.spec.automountServiceAccountToken) || !self.spec.automountServiceAccountToken",
-            "spec.automountServiceAccountToken must be false (or absent): engine pods run without credentials for the API server",
+            "spec.automountServiceAccountToken must be false (or absent): pods run without credentials for the API server",
         ),
         Rule(
             "pod-restarts",
@@ -204,7 +170,7 @@ def _model_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "source-pvc",
-            f"!self.startsWith('pvc:') || self.matches('^pvc://{_SUBDOMAIN}(/.*)?$')",
+            f"!self.startsWith('pvc:') || self.matches('^pvc://{SUBDOMAIN}(/.*)?$')",
             "model.source of a volume must be pvc://CLAIM/PATH, where CLAIM is a PersistentVolumeClaim of the service's namespace",
         ),
         Rule(
@@ -249,7 +215,7 @@ def _engine_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "env-reserved",
-            f"!(self in {_cel(_RESERVED_ENV)})",
+            f"!(self in {quoted(_RESERVED_ENV)})",
             f"{', '.join(_RESERVED_ENV)} are set by the operator or the device plugin: remove it; the API key comes from auth.secretRef",
         ),
     )
@@ -281,11 +247,11 @@ def _shape_rules() -> tuple[Rule, ...]:
             "rollout.maxSurge and maxUnavailable can't both be 0: set maxUnavailable to 1 where no card is spare",
             ".maxUnavailable",
         ),
-        _duration("drain-timeout", "1s", "2h"),
-        _duration("startup-timeout", "10s", "24h"),
+        duration("drain-timeout", "1s", "2h"),
+        duration("startup-timeout", "10s", "24h"),
         Rule(
             "secret-name",
-            f"self.matches('^{_SUBDOMAIN}$')",
+            f"self.matches('^{SUBDOMAIN}$')",
             "auth.secretRef.name must be the name of a Secret in the service's namespace",
         ),
         Rule(
@@ -295,7 +261,7 @@ def _shape_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "pool-ref",
-            f"self.matches('^{_LABEL}$')",
+            f"self.matches('^{LABEL}$')",
             "pool must be the name of an NPUPool: lower-case letters, digits and dashes",
         ),
     )
@@ -305,7 +271,7 @@ def _pool_rules() -> tuple[Rule, ...]:
     return (
         Rule(
             "pool-name",
-            f"self.metadata.name.matches('^{_LABEL}$') && self.metadata.name.size() <= 63",
+            f"self.metadata.name.matches('^{LABEL}$') && self.metadata.name.size() <= 63",
             f"metadata.name must be at most 63 lower-case letters, digits and dashes: nodes carry it as the value of {POOL_LABEL}",
         ),
         Rule(
@@ -330,26 +296,36 @@ def _pool_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "pool-node-names",
-            f"self.all(name, name.matches('^{_SUBDOMAIN}$'))",
+            f"self.all(name, name.matches('^{SUBDOMAIN}$'))",
             "nodeNames must be names of nodes as `kubectl get nodes` prints them",
         ),
         Rule(
             "pool-namespaces",
-            f"self.all(name, name.matches('^{_LABEL}$'))",
+            f"self.all(name, name.matches('^{LABEL}$'))",
             "namespaces must be names of namespaces; leave the field out to open the pool to every namespace",
         ),
         Rule(
             "pool-resource",
-            rf"self.matches('^{_SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$') && !self.matches('^([^/]*\\.)?kubernetes\\.io/')",
+            rf"self.matches('^{SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$') && !self.matches('^([^/]*\\.)?kubernetes\\.io/')",
             "resourceName must be an extended resource with its domain, for example huawei.com/Ascend910",
         ),
     )
 
 
 RULES: Final = {
-    rule.id: rule for rule in (*_service_rules(), *_model_rules(), *_engine_rules(), *_shape_rules(), *_pod_rules(), *_pool_rules())
+    rule.id: rule
+    for rule in (
+        *_service_rules(),
+        *_model_rules(),
+        *_engine_rules(),
+        *_shape_rules(),
+        *_pod_rules(),
+        *_pool_rules(),
+        *FINETUNE_RULES,
+    )
 }
 """All rules by id."""
 
 POD_RULES: Final = tuple(rule.id for rule in _pod_rules())
+TRAINER_POD_RULES: Final = ("pod-never-restarts", *(name for name in POD_RULES if name != "pod-restarts"))
 IMAGE_RULES: Final = ("image-form", "image-pinned", "image-not-latest", "image-version", "image-digest")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from . import names
+from .finetune import GLM5FinetuneJob
 from .pool import NPUPool
 from .service import GLM5Service
 
@@ -34,7 +35,8 @@ class UnsupportedSchemaError(Exception):
 
 def crds() -> dict[str, dict[str, Any]]:
     """All CRDs, by the name of their file."""
-    return {f"{names.GROUP}_{names.SERVICE_PLURAL}.yaml": service_crd(), f"{names.GROUP}_{names.POOL_PLURAL}.yaml": pool_crd()}
+    made = {names.SERVICE_PLURAL: service_crd(), names.FINETUNE_PLURAL: finetune_crd(), names.POOL_PLURAL: pool_crd()}
+    return {f"{names.GROUP}_{plural}.yaml": crd for plural, crd in made.items()}
 
 
 def render(crd: Mapping[str, Any]) -> str:
@@ -70,6 +72,34 @@ def service_crd() -> dict[str, Any]:
             _column("Pool", ".spec.pool", "Pool of the cards.", priority=1),
             _column("Cards", ".status.cardsHeld", "Cards held now.", kind="integer", priority=1),
             _column("Endpoint", ".status.endpoint", "Base URL for OpenAI clients inside the cluster.", priority=1),
+            _column("Message", _condition("Ready", "message"), "Why, in words.", priority=1),
+        ],
+    )
+
+
+def finetune_crd() -> dict[str, Any]:
+    """The CRD of GLM5FinetuneJob."""
+    return _crd(
+        GLM5FinetuneJob,
+        plural=names.FINETUNE_PLURAL,
+        short="glm5ft",
+        scope="Namespaced",
+        categories=["all", "ascend"],
+        subresources={"status": {}},
+        columns=[
+            _column("Model", ".spec.model.name", "The base model."),
+            _column("Training", _condition("Training", "status"), "Whether all ranks run."),
+            _column("Step", ".status.step", "Optimiser steps done.", kind="integer"),
+            _column("Steps", ".status.totalSteps", "Optimiser steps of the whole run.", kind="integer"),
+            _column("Loss", ".status.loss", "Training loss at that step.", kind="number"),
+            _column("Attempt", ".status.attempt", "Number of the newest attempt.", kind="integer"),
+            _column("Ready", _condition("Ready", "status"), "Whether the run has ended well."),
+            _column("Reason", _condition("Ready", "reason"), "Why, in one word."),
+            _column("Age", ".metadata.creationTimestamp", "Time since creation.", kind="date"),
+            _column("Method", ".spec.method", "What is trained.", priority=1),
+            _column("Pool", ".spec.pool", "Pool of the cards.", priority=1),
+            _column("Cards", ".status.cardsHeld", "Cards held now.", kind="integer", priority=1),
+            _column("Checkpoint", ".status.checkpoint.step", "Step of the newest checkpoint.", kind="integer", priority=1),
             _column("Message", _condition("Ready", "message"), "Why, in words.", priority=1),
         ],
     )

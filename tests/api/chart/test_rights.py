@@ -175,6 +175,9 @@ def test_cleanup_takes_the_lease_and_releases_all_nodes_under_exactly_its_hooks_
         ("edit", "patch", "glm5services.glm5.dev/scale", True),
         ("edit", "patch", "glm5services.glm5.dev/status", False),
         ("admin", "create", "glm5services.glm5.dev", True),
+        ("view", "get", "glm5finetunejobs.glm5.dev", True),
+        ("edit", "create", "glm5finetunejobs.glm5.dev", True),
+        ("edit", "patch", "glm5finetunejobs.glm5.dev/status", False),
         ("edit", "create", "npupools.glm5.dev", False),
     ],
 )

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tests.api.crd.case import Case
 from tests.api.crd.documents import REMOVED, TINY, Json, pool, service
+from tests.api.crd.finetune_cases import FINETUNE_CASES
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
-
-
-@dataclass(frozen=True)
-class Case:
-    """A rule at its edge.
-
-    Attributes:
-        rule: Id of the rule.
-        accepted: A document that is taken, as near to the edge as can be.
-        rejected: A document that differs in what the rule is about.
-        says: Part of the message; what a user reads must name what to change.
-        before: For rules about changes: the stored document, with its status. The other two are then updates of it.
-    """
-
-    rule: str
-    accepted: Json
-    rejected: Json
-    says: str
-    before: Json | None = None
 
 
 def _image(reference: str) -> Json:
@@ -245,4 +226,4 @@ POOL_CASES = [
     Case("pool-resource", pool({"resourceName": "huawei.com/Ascend910"}), pool({"resourceName": "Ascend910"}), "huawei.com/Ascend910"),
 ]
 
-CASES = SERVICE_CASES + POOL_CASES
+CASES = SERVICE_CASES + POOL_CASES + FINETUNE_CASES

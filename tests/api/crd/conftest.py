@@ -52,7 +52,9 @@ class Api:
 
     def _path(self, document: Json) -> str:
         base = "/apis/glm5.dev/v1alpha1"
-        return f"{base}/npupools" if document["kind"] == "NPUPool" else f"{base}/namespaces/{self.namespace}/glm5services"
+        if document["kind"] == "NPUPool":
+            return f"{base}/npupools"
+        return f"{base}/namespaces/{self.namespace}/{document['kind'].lower()}s"
 
     @staticmethod
     def _verdict(answer: httpx.Response) -> Verdict:

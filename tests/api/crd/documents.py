@@ -1,4 +1,4 @@
-"""Builders of GLM5Service and NPUPool documents: a small valid one, with what a test changes laid over it."""
+"""Builders of GLM5Service, GLM5FinetuneJob and NPUPool documents: a small valid one, with what a test changes laid over it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,25 @@ def service(changes: Json | None = None, *more: Json, name: str = "chat") -> Jso
     for change in (changes or {}, *more):
         spec = overlay(spec, change)
     return {"apiVersion": "glm5.dev/v1alpha1", "kind": "GLM5Service", "metadata": {"name": name}, "spec": spec}
+
+
+def finetune(changes: Json | None = None, *, name: str = "tune") -> Json:
+    """A GLM5FinetuneJob of an adapter on four cards with the changes laid over its spec, field by field."""
+    spec: Json = {
+        "model": {"name": "GLM-5.1", "source": "pvc://weights/GLM-5.1"},
+        "method": "lora",
+        "data": {"source": "pvc://data/qa.jsonl"},
+        "pool": "training",
+        "parallelism": {"npusPerNode": 4},
+        "checkpoint": {"storage": "pvc://ckpt"},
+        "output": "pvc://adapters/support",
+    }
+    return {
+        "apiVersion": "glm5.dev/v1alpha1",
+        "kind": "GLM5FinetuneJob",
+        "metadata": {"name": name},
+        "spec": overlay(spec, changes or {}),
+    }
 
 
 def pool(changes: Json | None = None, *, name: str = "inference") -> Json:

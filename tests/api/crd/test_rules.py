@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from glm5_operator.api.rules import RULES
-from tests.api.crd.cases import CASES, Case
+from tests.api.crd.case import Case
+from tests.api.crd.cases import CASES
 from tests.api.crd.conftest import Api
 from tests.api.crd.documents import TINY, Json, service
 from tests.support.image_tags import IMAGES

@@ -117,8 +117,8 @@ def test_a_crd_is_far_below_the_limit_of_client_side_apply(path: Path) -> None:
 def test_applying_the_crds_again_changes_nothing_either_way(installed: ApiCluster) -> None:
     installed.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
     before = [item["metadata"]["generation"] for item in _crds(installed)]
-    assert installed.kubectl("apply", "-f", str(CRDS)).count("glm5.dev") == 2
-    assert installed.kubectl("apply", "-f", str(CRDS)).count(" unchanged") == 2
+    assert installed.kubectl("apply", "-f", str(CRDS)).count("glm5.dev") == 3
+    assert installed.kubectl("apply", "-f", str(CRDS)).count(" unchanged") == 3
     assert [item["metadata"]["generation"] for item in _crds(installed)] == before
 
 
@@ -202,7 +202,7 @@ def test_kubectl_get_npupool_shows_role_product_and_cards(installed: ApiCluster,
         api.delete(document)
 
 
-@pytest.mark.parametrize("kind", ["glm5service", "npupool"])
+@pytest.mark.parametrize("kind", ["glm5service", "glm5finetunejob", "npupool"])
 def test_kubectl_explain_describes_every_field(installed: ApiCluster, kind: str) -> None:
     crd = next(
         document for path in CRDS.glob("*.yaml") if (document := yaml.safe_load(path.read_text()))["spec"]["names"]["singular"] == kind
