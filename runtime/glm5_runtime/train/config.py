@@ -70,6 +70,10 @@ class DataConfig(_Section):
     """JSON-lines files, read in this order."""
     max_length: int = Field(2048, ge=16, le=1 << 20)
     """Longest row, tokens."""
+    long_rows: Literal["refuse", "cut"] = "refuse"
+    """What becomes of longer ones. cut: the tokens behind max_length are left out."""
+    lenient: bool = False
+    """Leave out rows that can't be used, and say so. Else one of them ends the run before it begins."""
 
 
 class TrainingConfig(_Section):

@@ -1,0 +1,79 @@
+"""The model to train, from its checkpoint: adapters on a frozen decoder, or all parameters.
+
+Called by the command and by tests. Autocast is not used: it would round the router and the other fp32 islands too. The types are these:
+frozen weights have the computation's, adapters fp32 and are rounded where they are used; of full fine-tuning all weights are fp32 and are
+rounded where they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from glm5_runtime.config import ConfigError, ModelConfig
+from glm5_runtime.model.quant import DESCRIPTION
+from glm5_runtime.model.weights import FP32_ISLANDS, load_decoder
+from glm5_runtime.ops.interface import operators
+from glm5_runtime.train.forward import TrainingModel
+from glm5_runtime.train.lora import install
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from glm5_runtime.model.decoder import Decoder
+    from glm5_runtime.train.config import TrainConfig
+    from glm5_runtime.train.lora import LoraModule
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_WITHOUT_GRADIENT = (".indexer.", "e_score_correction_bias")
+"""Parameters that only choose: tokens to attend to, experts. A choice carries no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trainee:
+    """What is trained, and where its adapters are (`lora.install`); none with method full."""
+
+    model: TrainingModel
+    places: Mapping[str, tuple[LoraModule, str]]
+
+
+def build(config: TrainConfig, device: torch.device) -> Trainee:
+    """Load and prepare the model; raises ConfigError, WeightsError. Every operator is the reference's: the NPU's have no gradients."""
+    if (config.model / DESCRIPTION).exists():
+        raise ConfigError(f"model {config.model}: its weights are quantised ({DESCRIPTION}); train on the bf16 checkpoint")
+    model_config = ModelConfig.from_dir(config.model)
+    dtype = DTYPES[config.training.dtype]
+    kept = torch.float32 if config.method == "full" else dtype
+    decoder = load_decoder(model_config, config.model, operators("cpu"), device, kept, check_numbers=dtype == torch.float16, settled=False)
+    if config.method == "lora":
+        places = install(decoder, config.lora, config.training.seed)
+    else:
+        places = {}
+        _train_everything(decoder, dtype)
+    return Trainee(TrainingModel(decoder, recompute=config.training.activation_checkpointing), places)
+
+
+class _Rounded(nn.Module):
+    """An fp32 weight as the computation takes it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The same numbers in fewer bits; gradients come back in fp32."""
+        return weight.to(self.dtype)
+
+
+def _train_everything(decoder: Decoder, dtype: torch.dtype) -> None:
+    """Every parameter in memory of its own (loaded ones may be mapped from their file), with a gradient where it can have one."""
+    for name, parameter in list(decoder.named_parameters()):
+        parameter.data = parameter.data.clone()
+        parameter.requires_grad_(not any(part in name for part in _WITHOUT_GRADIENT))
+        if dtype != torch.float32 and not name.endswith(FP32_ISLANDS):
+            owner, _, leaf = name.rpartition(".")
+            parametrize.register_parametrization(decoder.get_submodule(owner), leaf, _Rounded(dtype), unsafe=True)

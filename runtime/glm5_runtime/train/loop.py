@@ -1,0 +1,278 @@
+"""The training loop: batches in, steps of the optimiser, evaluations, checkpoints; resumable after any step, with the same losses.
+
+Called by the `train` command with everything built. What is random (dropout) is seeded by the step's number, the order of rows follows
+from the epoch, the rate from the step: so tensors and a few numbers (`state`) are all that a resume needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from glm5_runtime.config import ConfigError
+from glm5_runtime.train import faults
+from glm5_runtime.train.faults import NotFinite
+from glm5_runtime.train.optimizer import adamw, named_trainable, rate_factor, set_rate, training_tensors
+from glm5_runtime.train.packing import cut, pack, trained_tokens
+from glm5_runtime.train.progress import Progress
+from glm5_runtime.train.state import TrainState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from glm5_runtime.train.checkpoint import Checkpoints
+    from glm5_runtime.train.config import TrainConfig
+    from glm5_runtime.train.data.example import Example
+    from glm5_runtime.train.forward import TrainingModel
+    from glm5_runtime.train.packing import Pack
+    from glm5_runtime.train.progress import Reporter
+
+log = logging.getLogger(__name__)
+
+INITIAL_SCALE = 65536.0
+"""Of the loss in fp16: gradients are this much smaller than their type's numbers. Halved by an overflow, doubled after 2000 good steps."""
+_DEFAULT_EPOCHS = 3
+_SMOOTHING = 0.1
+"""Weight of the newest step in the mean time of a step."""
+
+
+class Batches(Protocol):
+    """Where rows come from: the same order for the same epoch, whenever it is asked for."""
+
+    def epoch(self, number: int) -> Sequence[Sequence[Example]]:
+        """The batches of an epoch; every epoch has as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step found: mean loss, the gradient's length before clipping, tokens of its rows, seconds."""
+
+    loss: float
+    norm: float
+    tokens: int
+    seconds: float
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class Trainer:
+    """One run in one process."""
+
+    def __init__(
+        self,
+        model: TrainingModel,
+        config: TrainConfig,
+        batches: Batches,
+        held_back: Sequence[Sequence[Example]],
+        checkpoints: Checkpoints,
+        *,
+        report: Reporter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`held_back`: batches for evaluation; `report` is called after every step, `progress` may be read at any time."""
+        self._model, self._config, self._training = model, config, config.training
+        self._batches, self._held_back, self._checkpoints = batches, held_back, checkpoints
+        self._report, self._clock = report, clock
+        self._device = model.decoder.embed_tokens.weight.device
+        self._optimizer = adamw(model, config.training)
+        is_scaled = config.training.dtype == "fp16"
+        self._scaler = GradScaler(self._device.type, init_scale=INITIAL_SCALE, enabled=is_scaled)
+        self._per_epoch = len(batches.epoch(0))
+        if not self._per_epoch:
+            raise ConfigError("data.files: no batch to train on")
+        self._total = self._training.steps or (self._training.epochs or _DEFAULT_EPOCHS) * self._per_epoch
+        self._state = TrainState(run=_identity(config))
+        self._seconds: float | None = None
+        self.progress = Progress(0, self._total, 0.0)
+
+    def run(self) -> Progress:
+        """Train to the end, from the newest checkpoint on where there is one. Raises NotFinite, CheckpointError."""
+        self._resume()
+        stopped = False
+        for rows in self._rows():
+            step = self._step(rows)
+            self._tell(step)
+            if self._is_due(self._config.evaluation.every_steps) and self._held_back:
+                stopped = self._evaluate_and_judge()
+            if self._is_due(self._config.checkpoint.every_steps) or stopped:
+                self._save()
+            if stopped:
+                break
+        self._finish()
+        return self.progress
+
+    def _resume(self) -> None:
+        """Tensors and state of the newest whole checkpoint, if there is one."""
+        saved = self._checkpoints.newest()
+        if saved is None:
+            return
+        state = TrainState.model_validate(saved.state)
+        if differing := sorted(key for key, value in self._state.run.items() if state.run.get(key) != value):
+            raise ConfigError(
+                f"checkpoint.directory: {saved.path} is of a run with other settings ({', '.join(differing)}); name another folder"
+            )
+        self._checkpoints.load(saved, training_tensors(self._model, self._optimizer))
+        self._scaler.load_state_dict(state.scaler)
+        self._state, self._checkpoints.kept_step = state, state.best_step
+        log.info("resumed from %s: step %d of %d", saved.path, saved.step, self._total)
+
+    def _rows(self) -> Iterator[Sequence[Example]]:
+        """Batches from the state's place to the end; the state is moved on before each is given out."""
+        state = self._state
+        batches = self._batches.epoch(state.epoch)
+        while state.step < self._total:
+            if state.batch == len(batches):
+                state.epoch, state.batch = state.epoch + 1, 0
+                batches = self._batches.epoch(state.epoch)
+            state.batch += 1
+            yield batches[state.batch - 1]
+
+    def _step(self, rows: Sequence[Example]) -> _Step:
+        """One step of the optimiser: a batch in micro-batches, each loss divided by what the whole batch learns."""
+        started, training, state = self._clock(), self._training, self._state
+        rate = training.learning_rate * rate_factor(state.step, self._total, training.schedule, training.warmup)
+        set_rate(self._optimizer, rate)
+        self._model.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        packs = [pack(part, self._device) for part in cut(rows, training.gradient_accumulation)]
+        learned = max(1, trained_tokens(rows))
+        losses = []
+        for place, each in enumerate(packs):
+            self._seed(place)
+            loss = self._model(each) / learned
+            self._scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        self._scaler.unscale_(self._optimizer)
+        norm = self._clip()
+        loss, length = torch.stack([torch.stack(losses).sum(), norm]).tolist()  # the one wait for the device
+        found = _Step(loss, length, sum(len(example.tokens) for example in rows), 0.0)
+        if found.is_finite:
+            state.skipped_in_a_row = 0
+            self._scaler.step(self._optimizer)
+        else:
+            self._judge_skipped(found, packs)
+        self._scaler.update()
+        state.step += 1
+        state.tokens += found.tokens
+        return _Step(found.loss, found.norm, found.tokens, self._clock() - started)
+
+    def _seed(self, place: int) -> None:
+        """Dropout of a micro-batch depends on nothing that went before."""
+        torch.manual_seed((self._training.seed * 1_000_003 + self._state.step) * 1009 + place)
+
+    def _clip(self) -> Tensor:
+        """Shorten the gradient; its length before that, fp32."""
+        parameters = [parameter for _, parameter in named_trainable(self._model)]
+        norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._training.clip, norm)
+        return norm
+
+    def _judge_skipped(self, step: _Step, packs: list[Pack]) -> None:
+        """A step that isn't finite changes nothing. Overflows of scaled gradients are expected; others only now and then."""
+        state, number = self._state, self._state.step + 1
+        if math.isfinite(step.loss) and self._scaler.get_scale() > faults.LEAST_SCALE:
+            state.overflows += 1
+            log.warning("step %d: fp16 gradients overflowed, left out; the loss is scaled by half from now on", number)
+            return
+        state.skipped += 1
+        state.skipped_in_a_row += 1
+        self._seed(0)
+        place = faults.first_place(self._model, packs)
+        what = f"step {number}: loss {step.loss:g}, gradient {step.norm:g}; first in {place}; batch of {faults.rows_of(packs)}"
+        if state.skipped_in_a_row < faults.MOST_IN_A_ROW:
+            log.warning("%s; the step is left out", what)
+            return
+        self._forget_spoiled(math.isfinite(step.loss))
+        raise NotFinite(f"{what}; {faults.MOST_IN_A_ROW} steps in a row were not finite: lower the learning rate or look at these rows")
+
+    def _forget_spoiled(self, is_loss_finite: bool) -> None:
+        """The checkpoint made from the weights that give no finite loss isn't one to go on from."""
+        self._checkpoints.wait()
+        last_good = self._state.step - faults.MOST_IN_A_ROW + 1  # the step whose weights gave the first such loss
+        if not is_loss_finite and last_good in self._checkpoints.steps():
+            self._checkpoints.set_aside(last_good)
+
+    def _tell(self, step: _Step) -> None:
+        state = self._state
+        self._seconds = step.seconds if self._seconds is None else self._seconds + _SMOOTHING * (step.seconds - self._seconds)
+        self.progress = Progress(
+            step=state.step,
+            total=self._total,
+            epoch=state.epoch + state.batch / self._per_epoch,
+            loss=step.loss,
+            learning_rate=self._optimizer.param_groups[0]["lr"],
+            gradient_norm=step.norm,
+            tokens=state.tokens,
+            tokens_per_second=step.tokens / step.seconds if step.seconds else 0.0,
+            eta_seconds=(self._total - state.step) * self._seconds,
+            evaluation_loss=self.progress.evaluation_loss,
+            overflows=state.overflows,
+            skipped=state.skipped,
+            checkpoint_step=self._checkpoints.newest_step,
+        )
+        self._report(self.progress)
+
+    def _is_due(self, interval: int) -> bool:
+        return self._state.step % interval == 0
+
+    def _evaluate_and_judge(self) -> bool:
+        """Whether to stop early: no better loss for as many evaluations as the file allows."""
+        settings, state = self._config.evaluation, self._state
+        loss = self.evaluate()
+        log.info("evaluation after step %d: loss %.4f", state.step, loss)
+        self.progress = replace(self.progress, evaluation_loss=loss)
+        if state.best_loss is None or loss < state.best_loss - settings.least_gain:
+            state.best_loss, state.evaluations_without_gain = loss, 0
+            if settings.patience is not None:
+                self._keep_best()
+            return False
+        state.evaluations_without_gain += 1
+        return settings.patience is not None and state.evaluations_without_gain >= settings.patience
+
+    def evaluate(self) -> float:
+        """Mean loss over the learned tokens of the rows that are held back."""
+        self._model.eval()
+        total = torch.zeros((), device=self._device)
+        with torch.no_grad():
+            for rows in self._held_back:
+                total += self._model(pack(rows, self._device))
+        return float(total) / max(1, sum(map(trained_tokens, self._held_back)))
+
+    def _keep_best(self) -> None:
+        """A checkpoint that stays, to end with if nothing better comes."""
+        self._state.best_step = self._checkpoints.kept_step = self._state.step
+        self._save()
+
+    def _save(self) -> None:
+        if self._state.skipped_in_a_row:
+            return  # whether the weights are good is not known
+        state = self._state.model_copy(update={"scaler": self._scaler.state_dict()})
+        self._checkpoints.save(state.step, training_tensors(self._model, self._optimizer), state.model_dump())
+
+    def _finish(self) -> None:
+        """A last checkpoint and evaluation; with early stop the model has its best weights afterwards."""
+        self._save()
+        if self._held_back and not self._is_due(self._config.evaluation.every_steps):
+            self._evaluate_and_judge()
+        self._checkpoints.wait()
+        best = self._state.best_step
+        if best is not None and best != self._state.step:
+            log.info("the weights of step %d had the best evaluation and are taken", best)
+            self._checkpoints.load(self._checkpoints.at(best), training_tensors(self._model, self._optimizer))
+
+
+def _identity(config: TrainConfig) -> dict[str, object]:
+    """What makes a checkpoint one of this run."""
+    lora = config.lora
+    adapters = {"rank": lora.rank, "targets": sorted(lora.targets)} if config.method == "lora" else {}
+    return {"method": config.method, "model": config.model.resolve().name, "seed": config.training.seed, **adapters}
