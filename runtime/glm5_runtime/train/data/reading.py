@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from glm5_runtime.train.data.labels import Rendered, Renderer
 
 _BATCH_ROWS = 128
-_BATCH_CHARACTERS = 1 << 20
+_BATCH_CHARACTERS = 1 << 18
 
 
 class DataError(Exception):

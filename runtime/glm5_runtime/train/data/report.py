@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -67,7 +69,7 @@ class Report:
     @property
     def duplicates(self) -> int:
         """Examples whose tokens were there before. They are kept: a row may be repeated on purpose."""
-        return len(self._digests) - len(set(self._digests))
+        return len(self._digests) - len(np.unique(np.frombuffer(self._digests, np.uint64)))
 
     @property
     def faults(self) -> list[str]:
