@@ -16,7 +16,7 @@ def check(  # noqa: PLR0917 - typer makes one option of each argument
     output: Annotated[Literal["table", "json"], typer.Option(help="For people, or one JSON object.")] = "table",
     lenient: Annotated[bool, typer.Option("--lenient", help="Leave out rows that can't be used instead of refusing the data.")] = False,
     max_length: Annotated[
-        int | None, typer.Option(min=16, metavar="N", help="Longest example, tokens. [default: the model's context]")
+        int | None, typer.Option(min=16, metavar="N", help="Longest example, tokens.", show_default="the model's context")
     ] = None,
     long_rows: Annotated[Literal["refuse", "cut"], typer.Option(help="What becomes of longer ones.")] = "refuse",
     format: Annotated[  # noqa: A002 - the flag's name

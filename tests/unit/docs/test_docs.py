@@ -19,7 +19,12 @@ OPERATOR = ROOT / "operator" / "glm5_operator"
 OPERATIONS = ROOT / "docs" / "operations.md"
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-PAIRS = [("README.md", "README.zh-CN.md"), ("docs/operations.md", "docs/operations.zh-CN.md"), ("docs/runtime.md", "docs/runtime.zh-CN.md")]
+PAIRS = [
+    ("README.md", "README.zh-CN.md"),
+    ("docs/operations.md", "docs/operations.zh-CN.md"),
+    ("docs/runtime.md", "docs/runtime.zh-CN.md"),
+    ("docs/fine-tuning-data.md", "docs/fine-tuning-data.zh-CN.md"),
+]
 
 
 def tracked(*patterns: str) -> list[Path]:

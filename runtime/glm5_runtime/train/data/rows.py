@@ -175,7 +175,7 @@ def _why_not(content: bytes, line: int, error: str) -> Fault:
     where = error.rpartition(" at line ")
     place = f"column {where[2].rpartition(' ')[2]}" if where[1] else "the row"
     if error.startswith("EOF"):
-        return Fault(line, "cut", "the line ends in the middle of an object; the file was cut, or the object goes over several lines")
+        return Fault(line, "cut-line", "the line ends in the middle of an object; the file was cut, or the object goes over several lines")
     return Fault(line, "not-json", f"not JSON: {where[0] or error} at {place}")
 
 
@@ -183,7 +183,7 @@ def _judge(fault: Fault, content: bytes, reader: _Lines) -> Fault:
     """Raise FileError where a row's fault is the whole file's; else the fault as it is."""
     if fault.reason == "not-utf8" and not reader.utf8 and _is_chinese(content):
         raise FileError(Fault(fault.line, "encoding", "the file is GB18030 (GBK), expected UTF-8; convert it: iconv -f GB18030 -t UTF-8"))
-    if fault.reason == "cut" and reader.first == fault.line:
+    if fault.reason == "cut-line" and reader.first == fault.line:
         following = reader.peek()
         if following and not following.startswith(b"{"):
             why = "one JSON object goes over several lines, expected one object a line; convert it: jq -c . FILE"

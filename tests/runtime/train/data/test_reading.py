@@ -53,7 +53,7 @@ def lines(report: Report) -> list[int]:
         ("null_then_string.jsonl", (41, 41, 0, {}), []),
         ("content_parts.jsonl", (4, 3, 1, {"message": 1}), [4]),
         ("role_orders.jsonl", (7, 4, 3, {"no-answer": 1, "role": 1, "no-messages": 1}), [5, 6, 7]),
-        ("bad_bytes.jsonl", (7, 3, 4, {"not-utf8": 1, "nul-byte": 1, "two-rows": 1, "cut": 1}), [2, 3, 4, 5]),
+        ("bad_bytes.jsonl", (7, 3, 4, {"not-utf8": 1, "nul-byte": 1, "two-rows": 1, "cut-line": 1}), [2, 3, 4, 5]),
     ],
 )
 def test_the_four_numbers_and_the_bad_lines_of_each_case(

@@ -82,7 +82,7 @@ def test_each_kind_of_damage_is_named_with_its_line() -> None:
         (2, "not-utf8"),
         (3, "nul-byte"),
         (4, "two-rows"),
-        (5, "cut"),
+        (5, "cut-line"),
         (6, "good"),
         (7, "good"),
     ]
@@ -127,8 +127,8 @@ def test_one_object_over_several_lines_is_named_once(write: Callable[..., Path])
 
 
 def test_a_first_row_that_is_cut_is_no_object_over_several_lines(write: Callable[..., Path]) -> None:
-    assert places(write('{"messages": [', TEXT)) == [(1, "cut"), (2, "good")]
-    assert places(write('{"messages": [')) == [(1, "cut")]
+    assert places(write('{"messages": [', TEXT)) == [(1, "cut-line"), (2, "good")]
+    assert places(write('{"messages": [')) == [(1, "cut-line")]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n  \r\n", b"\xef\xbb\xbf", b"[]", b" [ ] \n"])
@@ -145,12 +145,15 @@ def test_an_array_is_read_with_the_lines_at_which_its_elements_begin(write: Call
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_where_an_array_is_cut_into_windows_changes_nothing(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    whole = list(read_rows(FIXTURES / "array_in_jsonl.jsonl"))
+def test_where_an_array_is_cut_into_windows_changes_nothing(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    files = [FIXTURES / "array_in_jsonl.jsonl", write(f"[1234, {TEXT},\r\n-5.5e10, {TEXT}, null, {{}}]")]
+    whole = [list(read_rows(path)) for path in files]
 
     monkeypatch.setattr(rows, "_CHUNK", chunk)
 
-    assert list(read_rows(FIXTURES / "array_in_jsonl.jsonl")) == whole
+    assert [list(read_rows(path)) for path in files] == whole
 
 
 def test_an_element_that_is_no_object_is_a_fault_and_reading_goes_on(write: Callable[..., Path]) -> None:
