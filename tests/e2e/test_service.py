@@ -44,6 +44,13 @@ def test_generate_answers_and_metrics_count_it(demo: Site) -> None:
     assert health == {"status": "healthy"}
 
 
+def test_an_answer_takes_the_form_that_is_asked_for(demo: Site) -> None:
+    form = {"response_format": {"type": "json_object"}, "max_tokens": 200}
+    with port_forward(demo.kubectl_path, demo.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
+        answer = "".join(stream_chat(url, "tiny-glm5", "Who are you?", form))
+    assert answer.startswith("{")
+
+
 def test_the_pod_holds_one_card_of_its_pool_and_no_more_rights_than_it_needs(demo: Site) -> None:
     pod = engine_pod(demo)
 

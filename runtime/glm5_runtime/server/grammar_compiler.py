@@ -189,10 +189,11 @@ class _Trial:
     def of(self, grammar: str) -> tuple[str, str]:
         """What is wrong with a grammar, nothing when it can be used; and what to prepare."""
         if self._child is None or self._child.poll() is not None:
-            self._child = subprocess.Popen([sys.executable, "-I", grammar_trial.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            command = [sys.executable, "-P", grammar_trial.__file__]  # packages where this process has them, PYTHONPATH too; not its folder
+            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             weakref.finalize(self, self._end, self._child)
             if self._ask(self._about, _START_SECONDS) is None:
-                logger.error("the process that tries out grammars does not start")
+                logger.error("the process that tries out grammars does not start; if it said why, that stands above")
                 return _NO_TRIAL, ""
         reply = self._ask(json.dumps({"grammar": grammar}), _SECONDS)
         return (_TOO_MUCH, "") if reply is None else (reply["error"], reply["grammar"])

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -355,6 +356,19 @@ async def test_a_grammar_without_an_answer_in_time_may_be_tried_again_but_not_at
     with pytest.raises(ApiError, match="send it again"):  # nobody keeps the processor busy by asking again and again
         await known.constraint(grammar)
     now[0] += 1
+    assert await known.constraint(grammar)
+
+
+async def test_grammars_are_tried_out_with_the_packages_that_the_server_has(
+    tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llguidance.py").write_text("raise SystemExit('found by PYTHONPATH, as in pods that mount their packages')")
+    known, grammar = Grammars(tokenizer, LIMITS), Grammar(json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]}), "field")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ApiError, match="can't prepare grammars"):
+        await known.constraint(grammar)
+    monkeypatch.undo()
+
     assert await known.constraint(grammar)
 
 
