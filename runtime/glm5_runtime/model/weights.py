@@ -103,7 +103,7 @@ def load_decoder(
             stored = _stored_kinds(config, whole, kinds)
             for model in {decoder, whole}:
                 quant.swap(model, stored, ops)
-    targets = dict(_as_stored(name, target, whole, kinds) for name, target in _targets(config, whole))
+    targets = dict(_as_stored(name, target, whole, kinds) for name, target in checkpoint_targets(config, whole))
     _check(checkpoint, targets, config, kinds)
     _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype, check_numbers=check_numbers)
     log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
@@ -113,7 +113,7 @@ def load_decoder(
     return decoder
 
 
-def _targets(config: ModelConfig, decoder: Decoder) -> Iterator[tuple[str, Target]]:
+def checkpoint_targets(config: ModelConfig, decoder: Decoder) -> Iterator[tuple[str, Target]]:
     """Checkpoint name → target, for every tensor the decoder needs."""
     for name, parameter in decoder.named_parameters():
         key = _key(config, name)
@@ -138,7 +138,7 @@ def _key(config: ModelConfig, name: str) -> str:
 def _stored_kinds(config: ModelConfig, decoder: Decoder, kinds: Mapping[str, str]) -> dict[str, set[str]]:
     """How the checkpoint holds the tensors of each parameter."""
     stored: dict[str, set[str]] = {}
-    for name, target in _targets(config, decoder):
+    for name, target in checkpoint_targets(config, decoder):
         stored.setdefault(target.parameter, set()).add(kinds.get(name, quant.FLOAT))
     return stored
 
@@ -197,7 +197,7 @@ def _check(checkpoint: Checkpoint, targets: dict[str, Target], config: ModelConf
             f"{checkpoint.where(head)}: tensor {head!r} is not {embed!r}, though config.json says tie_word_embeddings; make it false"
         )
     if extra:
-        log.info("skipped %d known tensors that this engine does not use (MTP layer, indexers of shared layers, offsets)", len(extra))
+        log.info("skipped %d tensors of parts that are known and not used, such as %s", len(extra), min(extra))
 
 
 def _is_known_extra(name: str, config: ModelConfig) -> bool:
