@@ -204,7 +204,12 @@ def _rolling(facts: _Facts) -> str:
 
 
 def _counted(facts: _Facts, message: str) -> str:
-    return f"{facts.ready_current} of {facts.desired} pods ready; {message}"
+    """With how many pods are ready: beside SERVING 3 a bare "0 of 3 pods ready" would contradict, so old ones that serve are told too."""
+    old = facts.ready - facts.ready_current
+    if not old:
+        return f"{facts.ready_current} of {facts.desired} pods ready; {message}"
+    serve = "1 old one serves" if old == 1 else f"{old} old ones serve"
+    return f"{facts.ready_current} of {facts.desired} new pods ready, {serve}; {message}"
 
 
 def _planned(plan: ServicePlan) -> Condition:

@@ -143,6 +143,23 @@ def test_fewer_pods_than_asked_for_are_not_ready() -> None:
     assert "1 of 2 pods ready; more pods" in condition(found.status, "Ready")["message"]
 
 
+@pytest.mark.parametrize(
+    ("old", "count"),
+    [
+        (3, "0 of 3 new pods ready, 3 old ones serve; pod new"),
+        (1, "0 of 3 new pods ready, 1 old one serves"),
+        (0, "0 of 3 pods ready; pod new"),
+    ],
+)
+def test_a_rollout_tells_new_pods_from_old_ones_that_serve(old: int, count: str) -> None:
+    pods = [a_pod(f"old-{n}", revision=OLD) for n in range(old)]
+
+    found = report(loading("new"), *pods, plan=a_plan(replicas=3), deployment=a_deployment(replicas=3, total=old + 1, updated=1))
+
+    assert found.status["readyReplicas"] == old
+    assert count in condition(found.status, "Ready")["message"]
+
+
 def test_zero_replicas_on_purpose_are_ready_once_the_pods_are_gone() -> None:
     plan, deployment = a_plan(replicas=0), a_deployment(replicas=0)
 
