@@ -158,6 +158,8 @@ def read_adapter(
     part: Part | None = None,
 ) -> AdapterFile:
     """Read and check an adapter folder; raises AdapterError. `base_names`: what its base may be called; `part`: a rank's, None: all."""
+    if not folder.is_dir():
+        raise AdapterError(f"{folder}: there is no such folder")
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             hint = "; save it as safetensors" if (folder / "adapter_model.bin").exists() and name == WEIGHTS else ""

@@ -129,7 +129,7 @@ async def test_no_path_leads_out_of_the_adapters_folder(client: httpx.AsyncClien
         ({"lora_path": "one"}, 400, "lora_name", "Field required"),
         ({"lora_name": "../x", "lora_path": "one"}, 400, "lora_name", "pattern"),
         ({"lora_name": MODEL, "lora_path": "one"}, 400, "lora_name", "the name of the model itself"),
-        ({"lora_name": "x", "lora_path": "nowhere"}, 400, "lora_path", "nowhere: has no adapter_config.json"),
+        ({"lora_name": "x", "lora_path": "nowhere"}, 400, "lora_path", "nowhere: there is no such folder"),
         ({"lora_name": "x", "lora_path": "elsewhere"}, 400, "lora_path", "elsewhere: has no adapter_config.json"),
         ({"lora_name": "x", "lora_path": "one", "sha256": "ab"}, 400, "sha256", "pattern"),
         ({"lora_name": "x", "lora_path": "one", "sha256": "0" * 64}, 400, "lora_path", "not the expected 0000"),
