@@ -42,6 +42,8 @@ def check(  # noqa: PLR0917 - typer makes one option of each argument
             raise ConfigError("\n".join([*missing, *unreadable]))
         renderer = Renderer.from_dir(model, chat_template, model_version)
         longest = ModelConfig.from_dir(model).max_model_len
+        if max_length is not None and max_length > longest:
+            raise ConfigError(f"--max-length: {max_length} is more than the model's context of {longest}")
     except (ConfigError, TemplateError) as error:
         typer.echo(f"glm5-runtime check can't start:\n{error}", err=True)
         raise typer.Exit(2) from None

@@ -37,6 +37,9 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.raw = tokenizer
+        # What the trainer of a checkpoint left set would cut prompts unseen, and fill up the texts of a batch with tokens.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self.marker_ids = frozenset(token for token, entry in added.items() if entry.content in MARKERS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from glm5_runtime.text.tokens import Detokenizer, StopStrings, TextTokenizer
 from tests.support.serving import EXPECTED, TINY
@@ -144,3 +146,15 @@ def test_a_long_piece_with_many_hostile_stops_is_quick(piece: str) -> None:
         StopStrings(stops).push(piece)
 
     assert time.process_time() - started < 1.5
+
+
+def test_what_a_trainer_left_set_in_the_file_neither_cuts_nor_fills_up_texts(tmp_path: Path) -> None:
+    left = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    left.enable_padding(pad_id=0, pad_token="<|endoftext|>")
+    left.enable_truncation(4)
+    left.save(str(tmp_path / "tokenizer.json"))
+    texts = ["short", "a text of more than four tokens", ""]
+
+    found = TextTokenizer.from_dir(tmp_path).encode_all(texts, add_special_tokens=False)
+
+    assert found == TOKENIZER.encode_all(texts, add_special_tokens=False) == [list(TOKENIZER.raw.encode(text).ids) for text in texts]

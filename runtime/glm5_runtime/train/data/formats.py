@@ -266,4 +266,4 @@ def _text(row: Mapping[str, Any], name: str, *, needed: bool = False) -> str:
 
 def all_text(conversation: Conversation) -> str:
     """Everything that the row itself says, in one text: to look for what must not be in it."""
-    return json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
+    return json.dumps([conversation.messages, conversation.tools, conversation.options], ensure_ascii=False)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SYSTEM, _USER, _ASSISTANT, _OBSERVATION = "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"
 _THINK = "<think>"
 _END = "<|endoftext|>"
+_MOST_PARTS = 128
+"""Examples of one row: each holds all that came before, so their size grows with the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,44 +78,19 @@ class Renderer:
     def conversation(self, conversation: Conversation) -> list[Rendered]:
         """The examples of a conversation, most often one; raises RowError."""
         self._refuse_control_tokens(all_text(conversation))
+        texts = _Texts(self.template, conversation)
         last = len(conversation.messages) - 1
-        parts = self._apart(conversation)
+        parts = _apart(conversation, texts)
         rest = conversation.answers.difference(*parts.values())
         if rest:
             parts[last] = parts.get(last, set()) | rest
-        return [self._part(conversation, end, learned) for end, learned in sorted(parts.items())]
+        return [self._part(conversation, texts, end, learned) for end, learned in sorted(parts.items())]
 
-    def _part(self, conversation: Conversation, end: int, learned: set[int]) -> Rendered:
+    def _part(self, conversation: Conversation, texts: _Texts, end: int, learned: set[int]) -> Rendered:
         messages = conversation.messages[: end + 1]
         answers = tuple(index in learned for index, message in enumerate(messages) if message["role"] == "assistant")
         token = _OBSERVATION if messages[-1].get("tool_calls") else _USER
-        return Rendered(self._text(conversation, messages), answers, self._ids[token])
-
-    def _text(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
-        try:
-            return self.template.render(messages, tools=conversation.tools, options=conversation.options, add_generation_prompt=False)
-        except ConversationError as error:
-            raise RowError("template", error.message) from error
-
-    def _apart(self, conversation: Conversation) -> dict[int, set[int]]:
-        """Answers that need an example of their own: the message it ends with → the answers learned there."""
-        messages = conversation.messages
-        found: dict[int, set[int]] = {}
-        whole = ""
-        for answer in sorted(conversation.answers - {len(messages) - 1}):
-            following = messages[answer + 1]["role"]
-            if following in ("assistant", "system"):
-                found.setdefault(answer, set()).add(answer)
-            elif _reasons(messages[answer]):
-                end = _end_of_round(messages, answer)
-                whole = whole or self._text(conversation, messages)
-                if end < len(messages) - 1 and not whole.startswith(self._text(conversation, messages[: end + 1])):
-                    found.setdefault(end, set()).add(answer)
-        for end in list(found):  # answers around the tool calls of one round were made in the same context
-            later = {index for index in conversation.answers if _end_of_round(messages, index) == end and index <= end}
-            if any(_reasons(messages[index]) for index in found[end]):
-                found[end] |= later - set().union(*(found[other] for other in found if other != end))
-        return found
+        return Rendered(texts[end], answers, self._ids[token])
 
     def _refuse_control_tokens(self, text: str) -> None:
         if found := self._control.search(text):
@@ -155,16 +132,59 @@ class Renderer:
         return Example(tokens, tuple(trained), line)
 
 
+class _Texts(dict[int, str]):
+    """The conversation up to a message as the template renders it, each made once."""
+
+    def __init__(self, template: ChatTemplate, conversation: Conversation) -> None:
+        super().__init__()
+        self._template, self._conversation = template, conversation
+
+    def __missing__(self, end: int) -> str:
+        messages, options = self._conversation.messages[: end + 1], self._conversation.options
+        try:
+            text = self._template.render(messages, tools=self._conversation.tools, options=options, add_generation_prompt=False)
+        except ConversationError as error:
+            raise RowError("template", error.message) from error
+        return self.setdefault(end, text)
+
+
+def _apart(conversation: Conversation, texts: _Texts) -> dict[int, set[int]]:
+    """Answers that need an example of their own: the message it ends with → the answers learned there. Raises RowError for too many."""
+    messages = conversation.messages
+    last = len(messages) - 1
+    ends = _ends_of_rounds(messages)
+    found: dict[int, set[int]] = {}
+    rounds: set[int] = set()  # ends of rounds whose reasoning the whole conversation no longer shows
+    for answer in sorted(conversation.answers - {last}):
+        end = ends[answer]
+        if messages[answer + 1]["role"] in ("assistant", "system"):
+            found[answer] = {answer}
+        elif end in rounds:
+            found[end].add(answer)
+        elif end < last and _reasons(messages[answer]) and not texts[last].startswith(texts[end]):
+            rounds.add(end)
+            found.setdefault(end, set()).add(answer)
+        if len(found) > _MOST_PARTS:
+            raise RowError("too-long", f"more than {_MOST_PARTS} answers need a context of their own; divide the conversation")
+    for answer in conversation.answers.difference(*found.values()):  # those before the first reasoning of their round
+        if ends[answer] in rounds:
+            found[ends[answer]].add(answer)
+    return found
+
+
+def _ends_of_rounds(messages: list[dict[str, Any]]) -> list[int]:
+    """For each message the last answer before the user speaks again."""
+    ends = [-1] * len(messages)
+    end = -1  # none yet
+    for index in range(len(messages) - 1, -1, -1):
+        role = messages[index]["role"]
+        if role == "user":
+            end = -1
+        elif role == "assistant" and end < 0:
+            end = index
+        ends[index] = end
+    return ends
+
+
 def _reasons(message: dict[str, Any]) -> bool:
     return bool(message.get("reasoning_content", "").strip()) or "</think>" in message["content"]
-
-
-def _end_of_round(messages: list[dict[str, Any]], answer: int) -> int:
-    """The last answer before the next message of the user."""
-    end = answer
-    for index in range(answer + 1, len(messages)):
-        if messages[index]["role"] == "user":
-            break
-        if messages[index]["role"] == "assistant":
-            end = index
-    return end

@@ -157,7 +157,10 @@ class _Reading:
         if isinstance(record, Document):
             return self._renderer.document(record)
         if isinstance(record, Preference):
-            return [self._renderer.conversation(each)[-1] for each in (record.chosen, record.rejected)]
+            both = [self._renderer.conversation(each) for each in (record.chosen, record.rejected)]
+            if any(len(parts) > 1 for parts in both):
+                raise RowError("pair", "chosen or rejected holds answers that were made in different contexts; keep one behind the prompt")
+            return [part for parts in both for part in parts]
         return self._renderer.conversation(record)
 
     def _tokens(self, file: str, waiting: Sequence[_Waiting | BadLine]) -> Iterator[Example | Pair]:

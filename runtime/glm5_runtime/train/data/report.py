@@ -75,7 +75,10 @@ class Report:
     def faults(self) -> list[str]:
         """Why the data can't be used, empty when it can."""
         if self.broken_files:
-            return [f"{bad.file}:{bad.line}: {bad.message}" for bad in self.broken_files]
+            return [
+                f"{bad.file}:{bad.line}: {bad.reason}: {bad.message}" if bad.file else f"{bad.reason}: {bad.message}"
+                for bad in self.broken_files
+            ]
         if not self.read:
             return ["0 rows: the files are empty or hold only blank lines"]
         if not self.kept:

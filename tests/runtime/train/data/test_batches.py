@@ -49,6 +49,14 @@ def test_buckets_and_packing_waste_little_where_random_batches_waste_most() -> N
     assert waste["random"] > 0.4
 
 
+def test_packed_rows_are_full() -> None:
+    lengths = long_tailed(20_000)
+    plan = plan_epoch(lengths, BatchConfig(8192, "packed"), 0)
+
+    assert len(plan.batches) <= 1.01 * plan.padded / 8192 + 1
+    assert all(len(batch.rows) == 1 for batch in plan.batches)
+
+
 def test_a_batch_has_more_rows_the_shorter_its_longest_is() -> None:
     plan = plan_epoch([16] * 1000 + [512] * 10, BatchConfig(1024), 0)
     rows = {max(16 if index < 1000 else 512 for row in batch.rows for index in row): len(batch.rows) for batch in plan.batches}

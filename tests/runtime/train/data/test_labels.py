@@ -119,6 +119,25 @@ def test_all_answers_around_the_calls_of_a_round_are_learned_in_their_own_contex
     ]
 
 
+def test_answers_before_the_first_reasoning_of_a_round_belong_to_its_example(renderer: Renderer) -> None:
+    messages = [user("q"), call("{}"), result(), answer("a", reasoning_content="why"), user("r"), answer("b")]
+
+    first, second = chats(renderer, *messages)
+
+    assert first.count("⟦") == 2
+    assert first.endswith("<think>⟦why</think>a<|user|>⟧")
+    assert second.count("⟦") == 1
+
+
+def test_a_conversation_of_very_many_contexts_is_refused_in_time(renderer: Renderer) -> None:
+    turns = [user("q"), answer("a", reasoning_content="t")] * 130
+
+    with pytest.raises(RowError, match="more than 128 answers") as caught:
+        renderer.conversation(Conversation(turns, frozenset(range(1, 260, 2))))
+
+    assert caught.value.reason == "too-long"
+
+
 def test_a_template_that_keeps_old_reasoning_needs_one_example(tokenizer: TextTokenizer) -> None:
     messages = [user("q"), answer("a", reasoning_content="why"), user("r"), answer("b")]
 
@@ -178,10 +197,12 @@ def test_of_a_text_all_is_learned_and_its_end(renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize("token", ["<|user|>", "<|assistant|>", "<|endoftext|>", "[gMASK]", "<sop>"])
-@pytest.mark.parametrize("where", ["user", "assistant", "tools", "text"])
+@pytest.mark.parametrize("where", ["user", "assistant", "tools", "options", "text"])
 def test_a_token_that_rules_turns_is_refused_in_a_row_s_own_text(renderer: Renderer, token: str, where: str) -> None:
     text = f"a {token} b"
     row: dict[str, Any] = {"messages": [user(text if where == "user" else "q"), answer(text if where == "assistant" else "a")]}
+    if where == "options":
+        row["chat_template_kwargs"] = {"note": text}
     if where == "tools":
         row["tools"] = [{"type": "function", "function": {"name": "f", "description": text}}]
     if where == "text":

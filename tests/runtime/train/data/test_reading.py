@@ -184,6 +184,13 @@ def test_a_method_gets_the_kind_of_rows_that_it_learns_from(renderer: Renderer, 
         load_pairs([chats], renderer, LIMIT)
 
 
+def test_a_pair_whose_answer_was_made_in_several_contexts_is_refused(renderer: Renderer, write: Callable[..., Path]) -> None:
+    reply = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    report = check([write(PAIR | {"chosen": reply})], renderer, LIMIT)
+
+    assert report.reasons == {"pair": 1}
+
+
 def test_rows_of_another_format_than_the_one_asked_for_are_refused(renderer: Renderer, write: Callable[..., Path]) -> None:
     report = check([write(chat(), {"text": "t"})], renderer, ReadingConfig(2048, "openai"))
 
@@ -295,6 +302,7 @@ def test_the_command_says_0_for_good_data_1_for_bad_and_2_for_a_wrong_command(wr
     assert run("/nonexistent.jsonl").exit_code == 2
     assert run(good, "--format", "csv").exit_code == 2
     assert run(good, "--max-length", "0").exit_code == 2
+    assert run(good, "--max-length", "2049").exit_code == 2
     assert CliRunner().invoke(app, ["check", str(good)]).exit_code == 2
     assert CliRunner().invoke(app, ["check", str(good), "--model", "/nonexistent"]).exit_code == 2
 
