@@ -128,7 +128,7 @@ def npu_lacks(facts: HostFacts) -> tuple[str, ...]:
     elif not facts.ascendcl:
         lacking.append(f"CANN: libascendcl.so is neither in {facts.cann_home}/lib64 nor on LD_LIBRARY_PATH; source CANN's set_env.sh")
     if facts.torch_npu is None:
-        lacking.append("torch_npu: not installed; pip install 'glm5-ascend[npu]' brings the version that fits torch")
+        lacking.append("torch_npu: not installed; in a clone: pip install '.[npu]' brings the version that fits torch")
     return tuple(lacking)
 
 

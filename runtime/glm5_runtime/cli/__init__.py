@@ -12,6 +12,7 @@ import typer
 
 from glm5_runtime.cli import data, serve, tools
 from glm5_runtime.cli.arguments import ArgumentFaults, ServeArguments, check_arguments
+from glm5_runtime.cli.packages import Commands
 from glm5_runtime.cli.serve import API_KEY, read_key
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["API_KEY", "ArgumentFaults", "ServeArguments", "app", "main", "parse_serve", "read_key"]
 
-app = typer.Typer(name="glm5-runtime", help="Serve a GLM-5 checkpoint.", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="glm5-runtime", cls=Commands, help="Serve a GLM-5 checkpoint.", no_args_is_help=True, pretty_exceptions_enable=False
+)
 for _command in (serve.serve, tools.doctor, tools.quantize, data.check):
     app.command()(_command)
 

@@ -25,12 +25,14 @@ def quantize(model: Path, output: Path, scheme: maker.Scheme, keep: list[str], c
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         tokens = [] if check is None else _tokens(model, check)
+        job = maker.prepare(model, output, scheme, keep)  # before the bar: its faults need none above them
         with Progress(*columns, console=console) as progress:
             task = progress.add_task("tensors", total=None)
-            plan = maker.quantize(model, output, scheme, keep, lambda done, total: progress.update(task, completed=done, total=total))
+            maker.run(job, lambda done, total: progress.update(task, completed=done, total=total))
     except (maker.QuantizeError, ConfigError, WeightsError, OSError) as error:
         console.print(f"glm5-runtime quantize can't go on:\n{error}", markup=False, highlight=False)
         return 2
+    plan = job.plan
     count = sum(kind != FLOAT for kind in plan.kinds.values())
     console.print(f"{output}: {plan.size / 1e9:.3g} GB, {count} of {len(plan.kinds)} tensors quantised", markup=False, highlight=False)
     if tokens:

@@ -58,6 +58,16 @@ class Plan:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run that nothing known beforehand stands against."""
+
+    model_dir: Path
+    checkpoint: Checkpoint
+    output: Path
+    plan: Plan
+
+
 def quantize(
     model_dir: Path,
     output: Path,
@@ -65,9 +75,16 @@ def quantize(
     keep: Sequence[str] = (),
     on_tensor: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Plan:
-    """Write the checkpoint `output`. `keep`: patterns of tensors that stay floats; `on_tensor` hears how many of how many are done.
+    """`prepare` and `run`; returns what was planned. Raises what they raise."""
+    job = prepare(model_dir, output, scheme, keep)
+    run(job, on_tensor)
+    return job.plan
 
-    Raises QuantizeError, ConfigError or WeightsError; then there is no `output`.
+
+def prepare(model_dir: Path, output: Path, scheme: Scheme, keep: Sequence[str] = ()) -> Job:
+    """Check what headers and the disk tell; makes only the output's parent folder. `keep`: patterns of tensors that stay floats.
+
+    Raises QuantizeError, ConfigError or WeightsError.
     """
     if output.exists():
         raise QuantizeError(f"{output} exists already; name a folder that doesn't, or remove it")
@@ -80,16 +97,24 @@ def quantize(
     parent.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(parent).free) < plan.size:
         raise QuantizeError(f"{parent} has {free / 1e9:.1f} GB free, the checkpoint needs {plan.size / 1e9:.1f} GB")
+    return Job(model_dir, checkpoint, output, plan)
+
+
+def run(job: Job, on_tensor: Callable[[int, int], None]) -> None:
+    """Write the checkpoint; `on_tensor` hears how many of how many tensors are done.
+
+    Raises WeightsError or OSError; then there is no output.
+    """
+    output, parent = job.output, job.output.resolve().parent
     folder = parent / tempfile.mkdtemp(prefix=f".{output.name}.unfinished-", dir=parent)
     try:
-        _write(checkpoint, plan, folder, on_tensor)
-        _copy_others(model_dir, folder)
+        _write(job.checkpoint, job.plan, folder, on_tensor)
+        _copy_others(job.model_dir, folder)
         folder.chmod(0o755)
         folder.rename(output)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return plan
 
 
 def make_plan(checkpoint: Checkpoint, scheme: Scheme, keep: Sequence[str]) -> Plan:

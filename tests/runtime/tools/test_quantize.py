@@ -284,3 +284,9 @@ def test_a_command_that_can_not_work_says_why_and_makes_nothing(argv: list[str],
     assert said in output
     assert "Traceback" not in output
     assert _left(tmp_path) == []
+
+
+def test_a_fault_that_is_found_beforehand_has_no_dead_bar_above_it(tmp_path: Path) -> None:
+    argv = ["quantize", "--model", "/nowhere", "--output", str(tmp_path / "out")]
+    on_terminal = {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+    assert CliRunner().invoke(app, argv, env=on_terminal).output.startswith("glm5-runtime quantize can't go on:")
