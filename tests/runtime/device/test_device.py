@@ -196,9 +196,9 @@ def test_logical_ids_are_computed_from_what_the_container_sees(name: str, alloca
 @pytest.mark.parametrize(
     ("device", "environ", "wanted"),
     [
-        ("cpu", {}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
-        ("cuda", {"ASCEND_VISIBLE_DEVICES": "3,4"}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
-        ("cpu", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, {}),
+        ("cpu", {}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_WAIT_POLICY": "PASSIVE"}),
+        ("cuda", {"ASCEND_VISIBLE_DEVICES": "3,4"}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_WAIT_POLICY": "PASSIVE"}),
+        ("cpu", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "OMP_WAIT_POLICY": "ACTIVE"}, {}),
         ("npu", {"ASCEND_VISIBLE_DEVICES": "3,4"}, {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}),
         ("npu", {"ASCEND_VISIBLE_DEVICES": "3,4", "ASCEND_RT_VISIBLE_DEVICES": "1"}, {}),
         ("npu", {}, {}),
