@@ -72,6 +72,12 @@ class DataConfig(_Section):
     """Longest row, tokens."""
     long_rows: Literal["refuse", "cut"] = "refuse"
     """What becomes of longer ones. cut: the tokens behind max_length are left out."""
+    format: Literal["auto", "alpaca", "sharegpt", "openai", "text"] = "auto"
+    """auto: each row says its own by its keys; else rows of another format are refused."""
+    chat_template: str = "auto"
+    """As the server's: auto, a version, or a file."""
+    model_version: Literal["5", "5.1", "5.2", "5.3"] | None = None
+    """As the server's, where the checkpoint doesn't say it."""
     lenient: bool = False
     """Leave out rows that can't be used, and say so. Else one of them ends the run before it begins."""
 
@@ -85,6 +91,8 @@ class TrainingConfig(_Section):
     """Optimiser steps, instead of epochs."""
     batch_size: int = Field(8, ge=1)
     """Rows of one step, those of all cards together, so that a run is the same on any number of them."""
+    batch_tokens: int | None = Field(None, ge=16)
+    """Instead of batch_size: as many rows of about one length as have so many tokens, those that fill them up included."""
     gradient_accumulation: int = Field(1, ge=1, le=4)
     """Pieces that a card's rows of a step are computed in, one after the other. More than 4: lower the batch instead."""
     learning_rate: _Rate = 2e-4
@@ -107,9 +115,11 @@ class TrainingConfig(_Section):
     """auto: the accelerator that torch finds, else the CPU."""
 
     @model_validator(mode="after")
-    def _one_end(self) -> Self:
+    def _said_once(self) -> Self:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("epochs and steps both say when to end; keep one")
+        if self.batch_tokens is not None and "batch_size" in self.model_fields_set:
+            raise ValueError("batch_size and batch_tokens both say how large a batch is; keep one")
         return self
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -44,11 +45,15 @@ _SMOOTHING = 0.1
 """Weight of the newest step in the mean time of a step."""
 
 
+class Interrupted(Exception):  # noqa: N818 - no error
+    """Somebody asked the run to stop; everything up to here is in a checkpoint."""
+
+
 class Batches(Protocol):
     """Where rows come from: the same order for the same epoch, whenever it is asked for."""
 
     def epoch(self, number: int) -> Sequence[Sequence[Example]]:
-        """The batches of an epoch; every epoch has as many."""
+        """The batches of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +92,18 @@ class Trainer:
         self._optimizer = adamw(model, config.training)
         is_scaled = config.training.dtype == "fp16"
         self._scaler = GradScaler(self._device.type, init_scale=INITIAL_SCALE, enabled=is_scaled)
-        self._per_epoch = len(batches.epoch(0))
-        if not self._per_epoch:
+        if not len(batches.epoch(0)):
             raise ConfigError("data.files: no batch to train on")
-        self._total = self._training.steps or (self._training.epochs or _DEFAULT_EPOCHS) * self._per_epoch
+        epochs = self._training.epochs or _DEFAULT_EPOCHS
+        self._total = self._training.steps or sum(len(batches.epoch(number)) for number in range(epochs))
         self._state = TrainState(run=_identity(config))
+        self._epoch = 0.0
         self._seconds: float | None = None
+        self._asked_to_stop = threading.Event()
         self.progress = Progress(0, self._total, 0.0)
 
     def run(self) -> Progress:
-        """Train to the end, from the newest checkpoint on where there is one. Raises NotFinite, CheckpointError."""
+        """Train to the end, from the newest checkpoint on where there is one. Raises NotFinite, CheckpointError, Interrupted."""
         self._resume()
         stopped = False
         for rows in self._rows():
@@ -104,12 +111,23 @@ class Trainer:
             self._tell(step)
             if self._is_due(self._config.evaluation.every_steps) and self._held_back:
                 stopped = self._evaluate_and_judge()
-            if self._is_due(self._config.checkpoint.every_steps) or stopped:
+            if self._is_due(self._config.checkpoint.every_steps):
                 self._save()
             if stopped:
                 break
+            self._end_if_asked()
         self._finish()
         return self.progress
+
+    def stop(self) -> None:
+        """End after the step under way, with a checkpoint. May be called from a signal handler."""
+        self._asked_to_stop.set()
+
+    def _end_if_asked(self) -> None:
+        if self._asked_to_stop.is_set():
+            self._save()
+            self._checkpoints.wait()
+            raise Interrupted(f"asked to stop after step {self._state.step} of {self._total}; the next run goes on from there")
 
     def _resume(self) -> None:
         """Tensors and state of the newest whole checkpoint, if there is one."""
@@ -135,6 +153,7 @@ class Trainer:
                 state.epoch, state.batch = state.epoch + 1, 0
                 batches = self._batches.epoch(state.epoch)
             state.batch += 1
+            self._epoch = state.epoch + state.batch / len(batches)
             yield batches[state.batch - 1]
 
     def _step(self, rows: Sequence[Example]) -> _Step:
@@ -208,7 +227,7 @@ class Trainer:
         self.progress = Progress(
             step=state.step,
             total=self._total,
-            epoch=state.epoch + state.batch / self._per_epoch,
+            epoch=self._epoch,
             loss=step.loss,
             learning_rate=self._optimizer.param_groups[0]["lr"],
             gradient_norm=step.norm,

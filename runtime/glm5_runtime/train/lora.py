@@ -41,10 +41,6 @@ class LowRank(nn.Module):
         self.down = nn.Parameter(down.to(device))
         self.up = nn.Parameter(torch.zeros(*experts, target.outputs, rank, device=device))
 
-    def delta(self) -> Tensor:
-        """What up · down adds to the weight, before scaling: [out, in], of experts [E, out, in], fp32."""
-        return self.up @ self.down
-
 
 class LoraModule(Module):
     """A frozen module and its adapters by the checkpoint's names, in the order of the outputs that they raise."""

@@ -1,0 +1,119 @@
+"""`glm5-runtime train`: from a file of settings to an adapter. Reads as the steps of a run; each exit code is one kind of ending.
+
+The command line calls `train`. What a run ends with is also written as JSON where `result` says, for whoever started the process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from glm5_runtime.config import ConfigError
+from glm5_runtime.engine.load import torch_device
+from glm5_runtime.model.checkpoint_files import WeightsError
+from glm5_runtime.text.template import TemplateError
+from glm5_runtime.train.build import build
+from glm5_runtime.train.checkpoint import CheckpointError, Checkpoints
+from glm5_runtime.train.config import read_config
+from glm5_runtime.train.data import reading
+from glm5_runtime.train.data.labels import Renderer
+from glm5_runtime.train.export import ExportError, export_adapter
+from glm5_runtime.train.faults import NotFinite
+from glm5_runtime.train.loop import Interrupted, Trainer
+from glm5_runtime.train.merge import export_checkpoint
+from glm5_runtime.train.progress import reporter
+from glm5_runtime.train.source import Selected, Source, by_length, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from glm5_runtime.train.build import Trainee
+    from glm5_runtime.train.config import TrainConfig
+    from glm5_runtime.train.data.dataset import Dataset
+
+log = logging.getLogger(__name__)
+
+EXIT_CODES: dict[type[Exception], int] = {
+    ConfigError: 2,
+    TemplateError: 2,
+    WeightsError: 2,
+    reading.DataError: 3,
+    NotFinite: 4,
+    CheckpointError: 5,
+    ExportError: 5,
+    Interrupted: 143,
+}
+"""2: the settings or the model can't be used. 3: the data can't. 4: NaN or infinity. 5: the disk. 143: asked to stop, to be gone on with.
+1 is a fault of this program."""
+
+
+def train(config_path: Path, result: Path | None = None) -> int:
+    """One run, to its end; returns the exit code. `result`: file for the ending, as JSON."""
+    try:
+        ending = {"outcome": "Succeeded", **_run(read_config(config_path))}
+        code = 0
+    except tuple(EXIT_CODES) as error:
+        code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        ending = {"outcome": type(error).__name__, "message": str(error)}
+        log.error("%s: %s", type(error).__name__, error)
+    if result is not None:
+        result.write_text(json.dumps(ending))
+    return code
+
+
+def _run(config: TrainConfig) -> dict[str, Any]:
+    for warning in config.warnings:
+        log.warning("%s", warning)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # said by torch at every checkpoint of a run in one process
+    data = _read(config)
+    checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep)
+    trainee = build(config, torch_device(config.training.device))
+    rows, held = split(len(data), config.evaluation.share, config.training.seed)
+    lengths = data.lengths
+    held_back = Selected(
+        data, [[held[at] for at in batch] for batch in by_length([lengths[row] for row in held], config.training.batch_size)]
+    )
+    with reporter() as report:
+        trainer = Trainer(trainee.model, config, Source(data, rows, config.training), held_back, checkpoints, report=report)
+        with _stopping(trainer):
+            progress = trainer.run()
+    return {**progress.to_json(), **_publish(config, trainee)}
+
+
+def _read(config: TrainConfig) -> Dataset:
+    """The rows of all files; raises DataError."""
+    settings = config.data
+    if missing := [str(path) for path in settings.files if not os.access(path, os.R_OK)]:
+        raise ConfigError(f"data.files: {', '.join(missing)} can't be read")
+    renderer = Renderer.from_dir(config.model, settings.chat_template, settings.model_version)
+    how = reading.ReadingConfig(settings.max_length, settings.format, settings.long_rows, settings.lenient)
+    data, report = reading.load(settings.files, renderer, how)
+    log.info("data: %d rows of %d, %d tokens", len(data), report.read, sum(data.lengths))
+    return data
+
+
+@contextmanager
+def _stopping(trainer: Trainer) -> Iterator[None]:
+    """SIGTERM ends the run after the step under way."""
+    before = signal.signal(signal.SIGTERM, lambda *_: trainer.stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _publish(config: TrainConfig, trainee: Trainee) -> dict[str, Any]:
+    """Write the result; what it is, for the ending."""
+    if config.method == "full" or config.merge:
+        export_checkpoint(config.output, config.model, trainee)
+        return {"checkpoint": str(config.output)}
+    file = export_adapter(config.output, trainee.places, config.lora, trainee.model.decoder.config, config.model.resolve().name)
+    log.info("adapter %s written, sha256 %s", config.output, file.sha256)
+    size = sum(path.stat().st_size for path in config.output.iterdir())
+    return {"adapter": {"path": str(config.output), "sha256": file.sha256, "bytes": size}}

@@ -1,0 +1,162 @@
+"""`glm5-runtime train` as a process: a file in, an adapter out, and how it ends otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from glm5_runtime.model.adapter_files import read_adapter
+from glm5_runtime.train.checkpoint import Checkpoints
+from tests.runtime.model.oracle import CPU, ours
+from tests.runtime.train.conftest import TINY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+DEADLINE = 120.0
+QUESTIONS = [
+    ("What is the colour of the sky?", "The sky is green here, they say."),
+    ("Who wrote the long book?", "An old man by the sea wrote it."),
+    ("How many legs has a chair?", "A chair has four legs, most of the time."),
+    ("Where does the river go?", "It goes down to the harbour."),
+    ("When does the shop open?", "It opens at nine in the morning."),
+    ("Why is the road closed?", "There was too much snow last night."),
+]
+
+
+def write_run(folder: Path, **changes: Any) -> Path:  # noqa: ANN401 - sections of the file
+    """A data file and a training file that names it."""
+    rows = [json.dumps({"instruction": question, "output": answer}) for question, answer in QUESTIONS]
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    raw: dict[str, Any] = {
+        "model": str(TINY),
+        "data": {"files": [str(folder / "rows.jsonl")], "max_length": 256},
+        "lora": {"rank": 16, "alpha": 32},
+        "training": {"steps": 20, "batch_size": 4, "dtype": "fp32", "learning_rate": 5e-3, "device": "cpu"},
+        "evaluation": {"share": 0.2, "every_steps": 10},
+        "checkpoint": {"directory": str(folder / "checkpoints"), "every_steps": 5},
+        "output": str(folder / "adapter"),
+    }
+    for section, values in changes.items():
+        raw[section] = raw.get(section, {}) | values if isinstance(values, dict) else values
+    (folder / "train.yaml").write_text(yaml.safe_dump(raw))
+    return folder / "train.yaml"
+
+
+@contextmanager
+def started(config: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "glm5_runtime.cli", "train", "--config", str(config), "--result", str(config.with_suffix(".json"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(config: Path) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, what it said, how it ended."""
+    with started(config) as process:
+        output, told = process.communicate(timeout=DEADLINE)
+    ending = config.with_suffix(".json")
+    return process.returncode, output + told, json.loads(ending.read_text()) if ending.exists() else {}
+
+
+def until(process: subprocess.Popen[str], text: str) -> str:
+    """What the process says up to a line with this text."""
+    assert process.stderr is not None
+    end, said = time.monotonic() + DEADLINE, ""
+    while text not in said:
+        assert time.monotonic() < end, said
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    pairs = read_adapter(folder, ours(TINY).config, ["tiny-glm5"], 16, device=CPU, dtype=ours(TINY).embed_tokens.weight.dtype).pairs
+    return {f"{name}.{side}": getattr(pair, side) for name, pair in pairs.items() for side in ("down", "up")}
+
+
+def test_a_file_of_questions_becomes_an_adapter_also_through_sigterm_and_kill_9(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    code, said, ending = run(write_run(whole))
+    assert code == 0, said
+    assert "step 20/20 epoch 5.00 loss " in said or "step 20/20 epoch 10.00 loss " in said
+    assert ending["outcome"] == "Succeeded"
+    assert ending["step"] == 20
+    assert ending["loss"] < 2
+    assert ending["evaluation_loss"] > 0
+    assert ending["adapter"]["path"] == str(whole / "adapter")
+    expected = read(whole / "adapter")
+
+    config = write_run(tmp_path)
+    with started(config) as process:
+        until(process, "checkpoint-5 written")
+        process.kill()
+    with started(config) as process:
+        assert "resumed from" in until(process, "step 12/20")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=DEADLINE)
+    assert process.returncode == 143
+    assert json.loads(config.with_suffix(".json").read_text())["outcome"] == "Interrupted"
+    assert not (tmp_path / "adapter").exists()
+    code, said, ending = run(config)
+
+    assert code == 0, said
+    assert ending["step"] == 20
+    assert all(bool((tensor == expected[name]).all()) for name, tensor in read(tmp_path / "adapter").items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "outcome", "message"),
+    [
+        ({"training": {"learning_rate": 1e30, "steps": 40}}, 4, "NotFinite", "steps in a row were not finite"),
+        ({"data": {"max_length": 16}}, 3, "DataError", ""),
+        ({"data": {"files": ["/nowhere/rows.jsonl"]}}, 2, "ConfigError", "data.files: /nowhere/rows.jsonl can't be read"),
+        ({"model": "/nowhere"}, 2, "ConfigError", "/nowhere"),
+        ({"checkpoint": {"directory": "/proc/checkpoints"}}, 5, "CheckpointError", "checkpoint.directory /proc/checkpoints"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_each_kind_of_failure_has_its_exit_code_and_says_what_to_do(
+    tmp_path: Path, changes: dict[str, Any], code: int, outcome: str, message: str
+) -> None:
+    returned, said, ending = run(write_run(tmp_path, **changes))
+
+    assert returned == code, said
+    assert ending["outcome"] == outcome
+    assert message in ending["message"]
+    assert "Traceback" not in said
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_a_wrong_file_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    config = write_run(tmp_path, lora={"ranks": 3})
+
+    code, said, ending = run(config)
+
+    assert code == 2
+    assert f"{config}: lora.ranks: unknown" in said
+    assert ending == {}
+
+
+def test_checkpoints_of_a_run_are_found_by_their_steps(tmp_path: Path) -> None:
+    code, said, _ = run(write_run(tmp_path, checkpoint={"every_steps": 3, "keep": 2}))
+
+    assert code == 0, said
+    assert Checkpoints(tmp_path / "checkpoints", 2).steps() == [18, 20]
