@@ -13,6 +13,7 @@ VERSIONS = ("5", "5.1", "5.2", "5.3")
 MAX_MEM = "ASCEND_MAX_MEM"
 DEVICE = "GLM5_DEVICE"
 Text = str | None
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 PageSize = Annotated[
     Text, typer.Option(metavar="N", help="Tokens in a cache page; small pages waste less and share more beginnings. [default: 16]")
 ]
@@ -20,6 +21,7 @@ CacheType = Annotated[
     Text,
     typer.Option(
         metavar="auto|bfloat16|float16|float32|int8|int4",
+        autocompletion=lambda: (*DTYPES, "int8", "int4"),
         help="Type of the cache; auto: --dtype. int8 and int4 hold about twice and three times as much as bfloat16. [default: auto]",
     ),
 ]
@@ -57,6 +59,7 @@ Device = Annotated[
     Text,
     typer.Option(
         metavar="auto|cpu|npu|cuda",
+        autocompletion=lambda: ("auto", "cpu", "npu", "cuda"),
         envvar=DEVICE,
         show_envvar=False,
         help="Where the model runs; auto: NPU, else CUDA, else CPU, but never beside a card that is held and can't be used."
@@ -67,6 +70,7 @@ ModelVersion = Annotated[
     Text,
     typer.Option(
         metavar="|".join(VERSIONS),
+        autocompletion=lambda: VERSIONS,
         help="GLM version, for the chat template of a checkpoint without one. [default: guessed from the folder]",
     ),
 ]

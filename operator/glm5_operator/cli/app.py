@@ -34,6 +34,8 @@ class _Reporting(TyperGroup):
 
 app = typer.Typer(cls=_Reporting, help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
+PRODUCTS = ("A2", "A3", "310P", "950")
+DEVICES = ("auto", "cpu", "npu", "cuda")
 Kubeconfig = Annotated[str | None, typer.Option("--kubeconfig", help="Credentials; default: $KUBECONFIG, else ~/.kube/config.")]
 
 
@@ -42,7 +44,7 @@ def plan(
     *,
     files: Annotated[list[str], typer.Option("--filename", "-f", help="File with GLM5Services (and NPUPools); - is standard input.")],
     pool_file: Annotated[str | None, typer.Option("--pool-file", help="File with the NPUPool.")] = None,
-    product: Annotated[str | None, typer.Option("--product", help="Product of the nodes: A2, A3, 310P or 950.")] = None,
+    product: Annotated[str | None, typer.Option("--product", help="Product of the nodes: A2, A3, 310P or 950.", autocompletion=lambda: PRODUCTS)] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the pool; default: one for each replica.")] = None,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of services that name none.")] = "default",
     form: FormatOption = Format.TABLE,
@@ -97,7 +99,7 @@ def inference(
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = 512,
     temperature: Annotated[float, typer.Option("--temperature", min=0, max=2, help="0 always takes the most likely token.")] = 0.0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, npu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, npu or cuda.", autocompletion=lambda: DEVICES)] = "auto",
     max_model_len: Annotated[int | None, typer.Option("--max-model-len", min=16, help="Longest conversation, in tokens.")] = None,
     start_timeout: Annotated[float, typer.Option("--start-timeout", min=1, help="Seconds to wait for the engine to load.")] = 3600,
 ) -> None:
@@ -113,13 +115,14 @@ def inference(
 def status(
     name: Annotated[str | None, typer.Argument(help="Only this service.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only this namespace; default: all.")] = None,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="All namespaces, whatever -n says, as in kubectl.")] = False,
     kubeconfig: Kubeconfig = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show what serves, and what doesn't and why."""
     from glm5_operator.cli.status import show_status
 
-    show_status(name, namespace, kubeconfig, form)
+    show_status(name, None if everywhere else namespace, kubeconfig, form)
 
 
 @app.command()
@@ -136,6 +139,10 @@ def crds() -> None:
 @app.command()
 def version(form: FormatOption = Format.TABLE) -> None:
     """Print the version of this program and its API."""
+    _print_version(form)
+
+
+def _print_version(form: Format) -> None:
     from importlib.metadata import version as installed
 
     from glm5_operator.api.names import API_VERSION
@@ -147,3 +154,16 @@ def version(form: FormatOption = Format.TABLE) -> None:
         output.write_json(found)
     else:
         output.write_yaml([found])
+
+
+def _version_asked(wanted: bool) -> None:
+    if wanted:
+        _print_version(Format.TABLE)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[bool, typer.Option("--version", callback=_version_asked, is_eager=True, help="Print the version and end.")] = False,
+) -> None:
+    """See HELP."""

@@ -67,7 +67,7 @@ def find_program() -> str:
     beside = Path(sys.executable).parent / PROGRAM
     program = str(beside) if os.access(beside, os.X_OK) else shutil.which(PROGRAM)
     if program is None:
-        raise CliError(ExitCode.ENGINE, f"{PROGRAM} isn't installed", remedy="pip install 'glm5-ascend[runtime]' (with [npu] on Ascend)")
+        raise CliError(ExitCode.ENGINE, f"{PROGRAM} isn't installed", remedy="in a clone: pip install '.[runtime]' ('.[runtime,npu]' on Ascend)")
     return program
 
 
@@ -112,9 +112,10 @@ class _Engine:
     tail: Callable[[], str]
 
     def ended(self) -> CliError:
-        return CliError(
-            ExitCode.ENGINE, f"the engine ended with code {self.process.wait()}: {self.tail()}", remedy="its last lines say why"
-        )
+        code, said = self.process.wait(), self.tail()
+        if said.startswith(f"{PROGRAM} serve"):  # it says itself what is wrong and what to do
+            return CliError(ExitCode.ENGINE, said)
+        return CliError(ExitCode.ENGINE, f"the engine ended with code {code}: {said}", remedy="its last lines say why")
 
 
 def _start(command: list[str], key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:

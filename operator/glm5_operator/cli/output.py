@@ -40,17 +40,26 @@ def write_yaml(documents: Iterable[Any]) -> None:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Rows under headings; in a pipe as wide as needed, on a terminal as wide as that."""
+    """Rows under headings; on a terminal as wide as that, long cells go on below; in a pipe a line for each row, as wide as needed."""
     from rich import box  # slow to import
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    on_terminal = sys.stdout.isatty()
+    table = Table(box=box.SIMPLE_HEAD if on_terminal else None, title=title or None, title_justify="left", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")  # an endpoint that is cut can't be copied
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    console = Console() if sys.stdout.isatty() else Console(width=10_000)
-    console.print(table)
+    if on_terminal:
+        Console().print(table)
+        return
+    console = Console(width=100_000)
+    with console.capture() as drawn:
+        console.print(table)
+    lines = drawn.get().splitlines()
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in lines))  # one long reason must not pad all other rows
 
 
 def note(text: str) -> None:

@@ -16,6 +16,7 @@ from glm5_runtime import device as devices
 from glm5_runtime.cli.arguments import ArgumentFaults, ServeArguments, check_arguments
 from glm5_runtime.config import ConfigError, ContextTier, EngineConfig, ModelConfig, complete_tiers, parallel_faults
 from glm5_runtime.options import (
+    DTYPES,
     VERSIONS,
     AuditLog,
     CacheType,
@@ -105,7 +106,8 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     dtype: Annotated[
         Text,
         typer.Option(
-            metavar="auto|bfloat16|float16|float32",
+            metavar="|".join(DTYPES),
+            autocompletion=lambda: DTYPES,
             help="Type of weights and cache; auto: the checkpoint's, float32 on CPU. [default: auto]",
         ),
     ] = None,

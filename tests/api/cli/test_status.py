@@ -44,6 +44,13 @@ def test_a_status_older_than_the_spec_is_not_shown_as_ready(site: Site) -> None:
     assert _row(site.glm5("status", "-n", site.namespace).stdout, "chat").split()[4:6] == ["0/2", "Unknown"]
 
 
+def test_all_namespaces_are_asked_for_as_in_kubectl(site: Site) -> None:
+    site.deploy("--no-wait")
+    for words in (("-A",), ("--all-namespaces", "-n", "elsewhere")):
+        assert _row(site.glm5("status", *words).stdout, site.namespace).split()[:2] == [site.namespace, "chat"]
+    assert site.namespace not in site.glm5("status", "-n", "elsewhere").stdout.split("NPUPools")[0]
+
+
 def test_pools_are_listed_with_their_cards(site: Site) -> None:
     site.deploy("--no-wait")
     path = f"/apis/glm5.dev/v1alpha1/npupools/{site.pool}"

@@ -75,6 +75,8 @@ def main() -> None:
         log.write(json.dumps({"flags": vars(options), "pid": os.getpid(), "argv": sys.argv}) + "\n")
     if MODE == "crash":
         sys.exit("ValueError: model.safetensors is cut short")
+    if MODE == "unequipped":
+        sys.exit("glm5-runtime serve: the runtime's packages are missing; in a clone: pip install '.[runtime]' (no uvicorn)")
     if MODE == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ThreadingHTTPServer((options.host, int(options.port)), Handler).serve_forever()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from glm5_operator.api.schema import crds
+from glm5_operator.cli.app import PRODUCTS
 from glm5_operator.cli.errors import CliError, ExitCode, FaultsError
+from glm5_operator.plan.facts import Product
 from tests.unit.cli.support import glm5
 
 
 def test_the_version_is_printed_in_each_form() -> None:
     assert glm5("version").stdout.startswith("glm5 0.1.0 (API glm5.dev/v1alpha1)")
+    assert glm5("--version").stdout == glm5("version").stdout
     data = json.loads(glm5("version", "-o", "json").stdout)
     assert data == yaml.safe_load(glm5("version", "--output", "yaml").stdout) == {"version": "0.1.0", "apiVersion": "glm5.dev/v1alpha1"}
 
@@ -52,3 +57,24 @@ def test_help_and_completion_import_neither_the_cluster_client_nor_the_models() 
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (("glm5", "plan", "--product", ""), ["A2", "A3", "310P", "950"]),
+        (("glm5", "inference", "--device", "c"), ["cpu", "cuda"]),
+        (("glm5-runtime", "serve", "--device", ""), ["auto", "cpu", "npu", "cuda"]),
+        (("glm5-runtime", "serve", "--kv-cache-dtype", "i"), ["int8", "int4"]),
+    ],
+)
+def test_the_shell_completes_values(typed: tuple[str, ...], offered: list[str]) -> None:
+    program = Path(sys.executable).with_name(typed[0])
+    variable = f"_{typed[0].upper().replace('-', '_')}_COMPLETE"
+    words = {"COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(typed) - 1), variable: "complete_bash"}
+    done = subprocess.run([program], env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered
+
+
+def test_the_products_that_are_offered_are_all_there_are() -> None:
+    assert list(PRODUCTS) == list(Product)

@@ -93,6 +93,7 @@ def test_a_model_can_be_named_in_a_folder_of_models(bench: Bench) -> None:
     ("mode", "code", "says"),
     [
         ("crash", 8, "the engine ended with code 1: ValueError: model.safetensors is cut short"),
+        ("unequipped", 8, "error: glm5-runtime serve: the runtime's packages are missing; in a clone: pip install '.[runtime]'"),
         ("refuse", 8, "the engine refused the request: max_tokens is too large"),
         ("die", 8, "the engine ended with code 9: RuntimeError: out of memory"),
         ("midway", 8, "the engine failed in its answer: the engine stopped"),
@@ -103,6 +104,7 @@ def test_a_failure_of_the_engine_is_one_line_with_its_own_words(bench: Bench, mo
     run = bench.ask("--prompt", "x", mode=mode)
     assert run.exit_code == code
     assert says in run.stderr.splitlines()[-1]
+    assert ("last lines" in run.stderr) == (mode in {"crash", "die"})
     assert not bench.engine_lives()
 
 
