@@ -44,7 +44,9 @@ def plan(
     *,
     files: Annotated[list[str], typer.Option("--filename", "-f", help="File with GLM5Services (and NPUPools); - is standard input.")],
     pool_file: Annotated[str | None, typer.Option("--pool-file", help="File with the NPUPool.")] = None,
-    product: Annotated[str | None, typer.Option("--product", help="Product of the nodes: A2, A3, 310P or 950.", autocompletion=lambda: PRODUCTS)] = None,
+    product: Annotated[
+        str | None, typer.Option("--product", help="Product of the nodes: A2, A3, 310P or 950.", autocompletion=lambda: PRODUCTS)
+    ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the pool; default: one for each replica.")] = None,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of services that name none.")] = "default",
     form: FormatOption = Format.TABLE,
@@ -164,6 +166,8 @@ def _version_asked(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    show_version: Annotated[bool, typer.Option("--version", callback=_version_asked, is_eager=True, help="Print the version and end.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version_asked, is_eager=True, help="Print the version and end.")
+    ] = False,
 ) -> None:
     """See HELP."""

@@ -67,7 +67,9 @@ def find_program() -> str:
     beside = Path(sys.executable).parent / PROGRAM
     program = str(beside) if os.access(beside, os.X_OK) else shutil.which(PROGRAM)
     if program is None:
-        raise CliError(ExitCode.ENGINE, f"{PROGRAM} isn't installed", remedy="in a clone: pip install '.[runtime]' ('.[runtime,npu]' on Ascend)")
+        raise CliError(
+            ExitCode.ENGINE, f"{PROGRAM} isn't installed", remedy="in a clone: pip install '.[runtime]' ('.[runtime,npu]' on Ascend)"
+        )
     return program
 
 
