@@ -159,14 +159,12 @@ def _apart(conversation: Conversation, texts: _Texts) -> dict[int, set[int]]:
         end = ends[answer]
         if messages[answer + 1]["role"] in ("assistant", "system"):
             found[answer] = {answer}
-        elif end in rounds:
-            found[end].add(answer)
         elif end < last and _reasons(messages[answer]) and not texts[last].startswith(texts[end]):
             rounds.add(end)
             found.setdefault(end, set()).add(answer)
         if len(found) > _MOST_PARTS:
             raise RowError("too-long", f"more than {_MOST_PARTS} answers need a context of their own; divide the conversation")
-    for answer in conversation.answers.difference(*found.values()):  # those before the first reasoning of their round
+    for answer in conversation.answers.difference(*found.values()):  # those without reasoning around them
         if ends[answer] in rounds:
             found[ends[answer]].add(answer)
     return found
