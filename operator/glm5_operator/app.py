@@ -107,7 +107,7 @@ class Operator:
             await self.lease.acquire()
         self.metrics.leader.set(1)
         self.working = True
-        for kind in (kinds.POOL, kinds.SERVICE):
+        for kind in (kinds.POOL, *kinds.OWNERS):
             for key in self.cache.keys(kind.name):
                 self.workers.add(key)
         async with asyncio.TaskGroup() as group:
@@ -133,7 +133,7 @@ class Operator:
 
     async def wait_for_crds(self) -> None:
         """Kopf looks for its kinds once, at start; ours must be served by then."""
-        wanted = {kinds.SERVICE.plural, kinds.POOL.plural}
+        wanted = {kind.plural for kind in (kinds.POOL, *kinds.OWNERS)}
         path = f"/apis/{kinds.SERVICE.api_version}"
         while True:
             try:

@@ -17,11 +17,13 @@ MERGE = {"Content-Type": "application/merge-patch+json"}
 
 _PATHS = {
     "GLM5Service": ("/apis/glm5.dev/v1alpha1", "glm5services", True),
+    "GLM5FinetuneJob": ("/apis/glm5.dev/v1alpha1", "glm5finetunejobs", True),
     "NPUPool": ("/apis/glm5.dev/v1alpha1", "npupools", False),
     "Deployment": ("/apis/apps/v1", "deployments", True),
     "ReplicaSet": ("/apis/apps/v1", "replicasets", True),
     "DaemonSet": ("/apis/apps/v1", "daemonsets", True),
     "Service": ("/api/v1", "services", True),
+    "Job": ("/apis/batch/v1", "jobs", True),
     "Pod": ("/api/v1", "pods", True),
     "Secret": ("/api/v1", "secrets", True),
     "ServiceAccount": ("/api/v1", "serviceaccounts", True),
@@ -39,7 +41,7 @@ _PATHS = {
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
 }
 
-CHILD_KINDS = ("Deployment", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy")
+CHILD_KINDS = ("Deployment", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy", "Job")
 
 
 @dataclass(frozen=True)

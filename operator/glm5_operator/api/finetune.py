@@ -351,7 +351,7 @@ class GLM5FinetuneJobStatus(StatusModel):
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
     """Ready: the run has ended well. Reconciling: work is going on. Stalled: nothing will happen until the named thing changes.
-    Planned, Advised, Scheduled, Training and Published explain these.
+    Planned, Advised, Scheduled, Training, Published and Finished explain these.
     """
 
 

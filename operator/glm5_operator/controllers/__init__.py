@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from glm5_operator.api import names
 from glm5_operator.controllers.facts import Facts
+from glm5_operator.controllers.finetune import FinetuneController
 from glm5_operator.controllers.pool import PoolController
 from glm5_operator.controllers.service import ServiceController
-from glm5_operator.kube import Controllers, kinds
+from glm5_operator.kube import Controllers, errors, kinds
 from glm5_operator.plan.facts import Site
 
 if TYPE_CHECKING:
@@ -37,11 +38,22 @@ def build(parts: Parts) -> Controllers:
     async def daemon_sets() -> list[Resource]:
         return [item async for page, _ in parts.client.pages(kinds.DAEMON_SET) for item in page]
 
+    async def find_job(namespace: str, name: str) -> Resource | None:
+        try:
+            return await parts.client.get(kinds.JOB, namespace, name)
+        except errors.NotFoundError:
+            return None
+
     facts = Facts(parts.cache, site(parts.settings))
     resync, recheck = timedelta(seconds=parts.settings.queue.resync), timedelta(seconds=parts.settings.queue.recheck)
     services = ServiceController(parts.cache, parts.applier, parts.events, facts, resync, recheck)
     pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck)
-    by_kind: dict[str, ServiceController | PoolController] = {names.SERVICE_KIND: services, names.POOL_KIND: pools}
+    finetunes = FinetuneController(parts.cache, parts.applier, parts.events, facts, find_job, resync, recheck)
+    by_kind: dict[str, ServiceController | FinetuneController | PoolController] = {
+        names.SERVICE_KIND: services,
+        names.FINETUNE_KIND: finetunes,
+        names.POOL_KIND: pools,
+    }
 
     async def give_up(key: Key, reason: str, now: datetime) -> None:
         await by_kind[key.kind].give_up(key, reason, now)

@@ -16,6 +16,7 @@ from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.kube import Key, key_of, kinds
 from glm5_operator.plan.facts import NodeFacts, PoolFacts, ServiceFacts, Site
+from glm5_operator.plan.offer import Offer, offer_of
 from glm5_operator.plan.pool import members
 from glm5_operator.plan.product import node_facts, resource_of
 
@@ -32,7 +33,7 @@ class Facts:
 
     def __init__(self, cache: Cache, site: Site) -> None:
         self._cache = cache
-        self._site = site
+        self.site = site
         self._seen = (-1, -1)
         self._pools: tuple[NPUPool, ...] = ()
         self._stated: frozenset[str] = frozenset()
@@ -56,11 +57,22 @@ class Facts:
     def service(self, pool_name: str, pods: Iterable[Resource]) -> ServiceFacts:
         """What the plan of a service in that pool may know; `pods` are the service's own."""
         self._refresh()
-        pool = next((pool for pool in self._pools if pool.metadata.name == pool_name), None)
-        if pool is None:
-            return ServiceFacts(None, self._site)
-        facts = self._pool_facts(pool)
-        return ServiceFacts(facts, self._site, self._own_cards(pods, facts.nodes))
+        facts = self.pool(pool_name)
+        if facts is None:
+            return ServiceFacts(None, self.site)
+        return ServiceFacts(facts, self.site, self._own_cards(pods, facts.nodes))
+
+    def pool(self, name: str) -> PoolFacts | None:
+        """A pool with its nodes; None when no pool of that name can be read."""
+        self._refresh()
+        pool = next((pool for pool in self._pools if pool.metadata.name == name), None)
+        return None if pool is None else self._pool_facts(pool)
+
+    def resource_of_pool(self, name: str) -> str:
+        """The extended resource that counts a pool's cards; empty when that isn't known."""
+        facts = self.pool(name)
+        offer = offer_of(facts) if facts is not None else None
+        return offer.resource if isinstance(offer, Offer) else ""
 
     def held_by(self, pods: Iterable[Resource]) -> dict[str, int]:
         """The extended resources that these pods hold together."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from glm5_operator.kube import Cache, Resource
 
+_OWNERS: Final = frozenset(kind.name for kind in kinds.OWNERS)
+
 NODE_SETTLE: Final = 1.0
 """Seconds; a node changes for many services at once, and nodes change in crowds."""
 
@@ -30,7 +32,7 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
     `resource` is the object as it is now, or as it was last when it has gone.
     """
     kind = resource["kind"]
-    if kind == kinds.SERVICE.name:
+    if kind in _OWNERS:
         yield key_of(resource), 0.0
     elif kind == kinds.POOL.name:
         yield from _by_pool(cache, resource, settle)
@@ -40,8 +42,8 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
         yield from _by_pod(cache, resource, settle)
     else:
         reference = controller_of(resource)
-        if reference is not None and reference.get("kind") == kinds.SERVICE.name:
-            yield Key(kinds.SERVICE.name, resource["metadata"]["namespace"], reference["name"]), settle
+        if reference is not None and reference.get("kind") in _OWNERS:
+            yield Key(reference["kind"], resource["metadata"]["namespace"], reference["name"]), settle
 
 
 def _by_pool(cache: Cache, pool: Resource, settle: float) -> Iterator[tuple[Key, float]]:
@@ -49,7 +51,7 @@ def _by_pool(cache: Cache, pool: Resource, settle: float) -> Iterator[tuple[Key,
     for key in cache.keys(kinds.POOL.name):
         if key != key_of(pool):
             yield key, settle  # a node that one pool lets go of is another's to take
-    for key in cache.services_using(pool["metadata"]["name"]):
+    for key in cache.users_of(pool["metadata"]["name"]):
         yield key, settle
 
 
@@ -60,22 +62,26 @@ def _by_node(cache: Cache, node: Resource, settle: float) -> Iterator[tuple[Key,
     if pool:
         # No finalizer holds a pool back: one that was deleted while no operator ran is only remembered by this label.
         yield Key(kinds.POOL.name, "", pool), settle
-        for key in cache.services_using(pool):
+        for key in cache.users_of(pool):
             yield key, NODE_SETTLE
 
 
 def _by_pod(cache: Cache, pod: Resource, settle: float) -> Iterator[tuple[Key, float]]:
-    label = _labels(pod).get(names.SERVICE_LABEL)
-    if label is None:
-        # Of others, and in the cache's news only when it took or freed devices: that matters to the counts of its node's pool.
-        node = cache.get(kinds.NODE.name, "", (pod.get("spec") or {}).get("nodeName") or "")
-        pool = _labels(node).get(names.POOL_LABEL) if node else None
+    labels = _labels(pod)
+    ours = [(label, labels[label]) for label in names.OWNER_LABELS if label in labels]
+    # A run that waits for cards may have them now. A pod of others is in the cache's news only when it took or freed devices.
+    node = cache.get(kinds.NODE.name, "", (pod.get("spec") or {}).get("nodeName") or "")
+    pool = _labels(node).get(names.POOL_LABEL) if node else None
+    if pool:
+        yield from ((key, CARDS_SETTLE) for key in cache.users_of(pool) if key.kind == kinds.FINETUNE.name)
+    if not ours:
         if pool:
             yield Key(kinds.POOL.name, "", pool), CARDS_SETTLE
         return
-    owner = cache.service_of_label(pod["metadata"]["namespace"], label)
-    if owner is not None:
-        yield owner, settle
+    for label, value in ours:
+        owner = cache.owner_of_label(label, pod["metadata"]["namespace"], value)
+        if owner is not None:
+            yield owner, settle
     for key in cache.keys(kinds.POOL.name):
         yield key, CARDS_SETTLE
 

@@ -25,7 +25,9 @@ Resources = list[Resource]  # a name of its own: inside the class `list` is the 
 _GRAVES: Final = 20_000  # deletions remembered, so that a list taken just before one can't bring the object back
 _POD_CONTAINER: Final = ("name", "image", "resources", "ports")
 _CHILD_KINDS: Final = frozenset(kind.name for kind in kinds.CHILDREN)
-_OWN_KINDS: Final = frozenset({kinds.SERVICE.name, kinds.POOL.name})
+_OWN_KINDS: Final = frozenset({kinds.SERVICE.name, kinds.FINETUNE.name, kinds.POOL.name})
+_LABEL_OF: Final = {kinds.SERVICE.name: names.SERVICE_LABEL, kinds.FINETUNE.name: names.FINETUNE_LABEL}
+"""Kinds that have pods, with the label that their pods carry."""
 
 Group = tuple[str, ...]
 
@@ -53,7 +55,7 @@ class Cache:
         self._held_together: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._news: Counter[str] = Counter()
         self._graves: OrderedDict[Key, int] = OrderedDict()
-        self._service_of_label: dict[tuple[str, str], Key] = {}
+        self._owner_of_label: dict[tuple[str, str, str], Key] = {}
 
     # Reading
 
@@ -76,13 +78,13 @@ class Cache:
         """Objects (of any cached kind but Pod) whose controller reference names this uid, ordered by key."""
         return self._group(("owner", owner_uid))
 
-    def pods(self, service: Key) -> Resources:
-        """The pods of one GLM5Service, found by namespace and the `glm5.dev/service` label, ordered by name.
+    def pods(self, owner: Key) -> Resources:
+        """The pods of one GLM5Service or GLM5FinetuneJob, found by namespace and their label of it, ordered by name.
 
         A pod is kept with metadata (no managedFields, no annotations), nodeName, scheduling gates, each container's name, image,
         resources and ports, and its whole status.
         """
-        return self._group(("service", service.namespace, names.fit(service.name)))
+        return self._group((_LABEL_OF[owner.kind], owner.namespace, names.fit(owner.name)))
 
     def nodes(self, pool: str) -> Resources:
         """The nodes that carry `glm5.dev/pool=<pool>`, ordered by name.
@@ -106,12 +108,12 @@ class Cache:
         """Grows with every news of that kind, so that what was computed from all of them can be kept until then."""
         return self._news[kind]
 
-    def service_of_label(self, namespace: str, label: str) -> Key | None:
-        """Which GLM5Service the value of a `glm5.dev/service` label means; long names are hashed in it."""
-        return self._service_of_label.get((namespace, label))
+    def owner_of_label(self, label: str, namespace: str, value: str) -> Key | None:
+        """Which object the value of a label of `names.OWNER_LABELS` means; long names are hashed in it."""
+        return self._owner_of_label.get((label, namespace, value))
 
-    def services_using(self, pool: str) -> tuple[Key, ...]:
-        """Keys of the GLM5Services whose spec names this pool."""
+    def users_of(self, pool: str) -> tuple[Key, ...]:
+        """Keys of the GLM5Services and GLM5FinetuneJobs whose spec names this pool."""
         return tuple(sorted(self._groups.get(("uses", pool), ())))
 
     def condition_counts(self) -> Mapping[tuple[str, ...], float]:
@@ -154,8 +156,8 @@ class Cache:
             self._held_together[node].update(held)
         if entry.group is not None:
             self._groups[entry.group].add(key)
-        if key.kind == kinds.SERVICE.name:
-            self._service_of_label[key.namespace, names.fit(key.name)] = key
+        if label := _LABEL_OF.get(key.kind):
+            self._owner_of_label[label, key.namespace, names.fit(key.name)] = key
         return True
 
     def drop(self, resource: Mapping[str, Any]) -> bool:
@@ -213,8 +215,8 @@ class Cache:
             members.discard(key)
             if not members:
                 del self._groups[entry.group]
-        if key.kind == kinds.SERVICE.name:
-            self._service_of_label.pop((key.namespace, names.fit(key.name)), None)
+        if label := _LABEL_OF.get(key.kind):
+            self._owner_of_label.pop((label, key.namespace, names.fit(key.name)), None)
 
 
 def controller_of(resource: Resource) -> Mapping[str, Any] | None:
@@ -237,13 +239,13 @@ def _number(version: str) -> int:
 
 
 def _group_of(key: Key, resource: Mapping[str, Any]) -> Group | None:
-    if key.kind == kinds.SERVICE.name:
+    if key.kind in _LABEL_OF:
         pool = (resource.get("spec") or {}).get("pool")
         return ("uses", pool) if pool else None
     labels = resource["metadata"].get("labels") or {}
     if key.kind == kinds.POD.name:
-        label = labels.get(names.SERVICE_LABEL)
-        return ("service", key.namespace, label) if label else None
+        found = next(((label, labels[label]) for label in names.OWNER_LABELS if labels.get(label)), None)
+        return (found[0], key.namespace, found[1]) if found else None
     if key.kind == kinds.NODE.name:
         pool = labels.get(names.POOL_LABEL)
         return ("pool", pool) if pool else None
@@ -292,7 +294,8 @@ def _asked(container: Mapping[str, Any]) -> Counter[str]:
 
 
 def _is_ours(pod: Mapping[str, Any]) -> bool:
-    return names.SERVICE_LABEL in (pod["metadata"].get("labels") or {})
+    labels = pod["metadata"].get("labels") or {}
+    return any(label in labels for label in names.OWNER_LABELS)
 
 
 def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:

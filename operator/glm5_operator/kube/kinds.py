@@ -60,24 +60,31 @@ class Kind:
 
 
 _OURS: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY},{names.SERVICE_LABEL}"
+_OURS_OF_ANY: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY}"
+_OURS_OF_TRAINING: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY},{names.FINETUNE_LABEL}"
 
 SERVICE: Final = Kind(names.SERVICE_KIND, names.GROUP, names.VERSION, names.SERVICE_PLURAL, feed=Feed.KOPF)
+FINETUNE: Final = Kind(names.FINETUNE_KIND, names.GROUP, names.VERSION, names.FINETUNE_PLURAL, feed=Feed.KOPF)
 POOL: Final = Kind(names.POOL_KIND, names.GROUP, names.VERSION, names.POOL_PLURAL, namespaced=False, feed=Feed.KOPF)
 NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False, feed=Feed.STREAM)
 POD: Final = Kind("Pod", "", "v1", "pods", feed=Feed.STREAM)
 """Without a selector: pods of others hold cards too, and no label or field tells which. Of theirs the cache keeps only those that do."""
 DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments", feed=Feed.STREAM, selector=_OURS)
-CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", feed=Feed.STREAM, selector=_OURS)
+CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", feed=Feed.STREAM, selector=_OURS_OF_ANY)
+"""What clients of a service talk to; of training, the headless one under which ranks find each other."""
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
+JOB: Final = Kind("Job", "batch", "v1", "jobs", feed=Feed.STREAM, selector=_OURS_OF_TRAINING)
+CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS_OF_TRAINING)
 DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
 EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events", cached=False)
 LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases", cached=False)
 NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False, cached=False)
 
 ALL: Final = (
-    SERVICE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, DAEMON_SET, EVENT, LEASE, NAMESPACE,
+    SERVICE, FINETUNE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, DAEMON_SET, EVENT, LEASE, NAMESPACE,
 )  # fmt: skip
-CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET)
+CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP)
+OWNERS: Final = (SERVICE, FINETUNE)
 """What `plan` makes, and nothing besides: the rights follow from it (tests/unit/kube/test_rights.py)."""
 CACHED: Final = tuple(kind for kind in ALL if kind.cached)
 BY_KOPF: Final = tuple(kind for kind in ALL if kind.feed is Feed.KOPF)

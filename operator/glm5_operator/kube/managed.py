@@ -105,13 +105,13 @@ def ours(live: Resource, desired: Mapping[str, Any], subresource: str = "") -> b
 
 
 def is_orphan_of_ours(found: Resource, desired: Mapping[str, Any]) -> bool:
-    """Made by this operator for this very service, and nobody's now (say, left by `kubectl delete --cascade=orphan`)."""
+    """Made by this operator for this very owner, and nobody's now (say, left by `kubectl delete --cascade=orphan`)."""
     metadata = found["metadata"]
     applied = any(
         entry.get("manager") == names.FIELD_MANAGER and entry.get("operation") == "Apply" for entry in metadata.get("managedFields") or ()
     )
-    label = (desired["metadata"].get("labels") or {}).get(names.SERVICE_LABEL)
-    return applied and label is not None and (metadata.get("labels") or {}).get(names.SERVICE_LABEL) == label
+    have, want = metadata.get("labels") or {}, desired["metadata"].get("labels") or {}
+    return applied and any(want.get(label) is not None and have.get(label) == want[label] for label in names.OWNER_LABELS)
 
 
 def foreign_managers(live: Resource, desired: Mapping[str, Any]) -> tuple[str, ...]:

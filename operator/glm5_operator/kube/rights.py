@@ -51,16 +51,23 @@ CLUSTER: Final = (
         "Owner references that block the owner's deletion, where the cluster checks them.",
         subresource="finalizers",
     ),
+    _right(kinds.FINETUNE, _SEE, "Fine-tuning jobs to plan; the operator never writes their spec, and never deletes one."),
+    _right(kinds.FINETUNE, ("patch",), "Conditions, progress and how attempts ended.", subresource="status"),
+    _right(kinds.FINETUNE, ("update",), "Owner references, as of services.", subresource="finalizers"),
     _right(kinds.POOL, _SEE, "Pools to plan."),
     _right(kinds.POOL, ("patch",), "Counts, conflicts and conditions.", subresource="status"),
     _right(kinds.NODE, (*_SEE, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
     _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards pods hold, also those that aren't ours. No logs, no exec, no writing."),
     *(
-        _right(kind, ("get", *(_SEE if kind.watched else ("list",)), "create", "patch", "delete"), f"Children of services: {kind.name}.")
+        _right(
+            kind,
+            ("get", *(_SEE if kind.watched else ("list",)), "create", "patch", "delete"),
+            f"Children of services and fine-tuning jobs: {kind.name}.",
+        )
         for kind in kinds.CHILDREN
     ),
     _right(kinds.DAEMON_SET, ("list",), "Before a pool's taint is set: whether each DaemonSet of its nodes tolerates it."),
-    _right(kinds.EVENT, ("create",), "Events on services and pools, in the object's namespace."),
+    _right(kinds.EVENT, ("create",), "Events on services, fine-tuning jobs and pools, in the object's namespace."),
 )
 """Everywhere."""
 

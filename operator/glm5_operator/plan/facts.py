@@ -94,6 +94,31 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Cards that an attempt was given before its pods took them: so many pods, one a node, with so many cards each."""
+
+    pods: int
+    cards: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneFacts:
+    """All that `plan_attempt` may know.
+
+    Attributes:
+        pool: None when no pool of that name exists.
+        site: operator-wide defaults.
+        claims: of other runs on the same pool whose pods have yet to get their nodes.
+        avoided: nodes that cards of earlier attempts failed on.
+    """
+
+    pool: PoolFacts | None
+    site: Site = field(default_factory=Site)
+    claims: tuple[Claim, ...] = ()
+    avoided: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceFacts:
     """All that `plan_service` may know.
 

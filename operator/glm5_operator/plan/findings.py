@@ -35,6 +35,13 @@ def wrong_role(pool: str, role: str) -> Finding:
     )
 
 
+def needs_training_role(pool: str, role: str) -> Finding:
+    """An inference pool for a fine-tuning job."""
+    return Finding(
+        "WrongPoolRole", f"NPUPool {pool} has role {role}, and a fine-tuning job needs role Training: set spec.pool to a training pool"
+    )
+
+
 def namespace_not_allowed(pool: str, namespace: str) -> Finding:
     """The pool is closed to the service's namespace."""
     return Finding(

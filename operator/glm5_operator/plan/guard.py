@@ -21,13 +21,14 @@ Loss = tuple[str, str]
 """A path, and why it may not change with what to do instead."""
 
 _ENGINE: Final = f"spec.containers[{names.ENGINE_CONTAINER}]"
+_CARDS: Final = "the plan decides the number of cards, and the engine has them all; change spec.parallelism instead"
 _NPU_DOMAIN: Final = "huawei.com/"
 _DEFAULT_GRACE: Final = 30  # seconds, of a pod that names none
 
 
 def first_loss(planned: Manifest, after: Manifest, resource: str) -> Loss | None:
     """The first guarantee of `planned` that `after` breaks; None when all hold. `resource` names the NPU resource."""
-    return next(chain(_pod_losses(planned, after), _card_losses(planned, after, resource), _engine_losses(planned, after)), None)
+    return next(chain(_pod_losses(planned, after), card_losses(planned, after, resource, _CARDS), _engine_losses(planned, after)), None)
 
 
 def _pod_losses(planned: Manifest, after: Manifest) -> Iterator[Loss]:
@@ -42,29 +43,33 @@ def _pod_losses(planned: Manifest, after: Manifest) -> Iterator[Loss]:
         yield "spec.nodeName", "it would bypass the scheduler and the card allocation; select nodes in the NPUPool"
     if spec.get("restartPolicy", "Always") != "Always":
         yield "spec.restartPolicy", "a service's pods are kept running; set spec.replicas to 0 to stop it"
-    if spec.get("automountServiceAccountToken") is not False:
-        yield "spec.automountServiceAccountToken", "engine pods run without an API token; remove it"
+    yield from token_losses(after)
     tolerations = object_at(planned, "spec")["tolerations"]
     if tolerations != spec.get("tolerations", [])[: len(tolerations)]:
         yield "spec.tolerations", "the first one lets the pod onto its pool; add yours, they come after it"
     least, grace = planned["spec"]["terminationGracePeriodSeconds"], spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE)
     if not isinstance(grace, int) or grace < least:
         yield "spec.terminationGracePeriodSeconds", f"running requests get {least} s to finish; shorten spec.drain.timeout instead"
+
+
+def token_losses(after: Manifest) -> Iterator[Loss]:
+    """Credentials for the API server, by the pod's field or by a volume."""
+    spec, why = object_at(after, "spec"), "the operator's pods run without an API token; remove it"
+    if spec.get("automountServiceAccountToken") is not False:
+        yield "spec.automountServiceAccountToken", why
     yield from (
-        (
-            f"spec.volumes[{volume['name']}].projected.sources[{index}].serviceAccountToken",
-            "engine pods run without an API token; remove it",
-        )
+        (f"spec.volumes[{volume['name']}].projected.sources[{index}].serviceAccountToken", why)
         for volume in spec.get("volumes", [])
         for index, source in enumerate(_list(object_at(volume, "projected").get("sources")))
         if "serviceAccountToken" in source
     )
 
 
-def _card_losses(planned: Manifest, after: Manifest, resource: str) -> Iterator[Loss]:
-    cards = "the plan decides the number of cards, and the engine has them all; change spec.parallelism instead"
+def card_losses(planned: Manifest, after: Manifest, resource: str, cards: str) -> Iterator[Loss]:
+    """Another number of cards than planned, in any container, or a choice of cards past the device plugin. `cards` says why not."""
+    known = dict(_containers(planned))
     for path, container in _containers(after):
-        of_plan = engine_of(planned) if path == _ENGINE else None
+        of_plan = known.get(path)
         for kind in ("limits", "requests"):
             wanted = {name: str(amount) for name, amount in object_at(of_plan or {}, "resources", kind).items() if _is_npu(name, resource)}
             found = {name: str(amount) for name, amount in object_at(container, "resources", kind).items() if _is_npu(name, resource)}

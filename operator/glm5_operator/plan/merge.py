@@ -13,9 +13,12 @@ from glm5_operator.plan import findings
 from glm5_operator.plan.guard import first_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from glm5_operator.plan.facts import Finding, Manifest
+    from glm5_operator.plan.guard import Loss
+
+    Guard = Callable[[Manifest, Manifest, str], Loss | None]
 
 # Lists whose entries are objects told apart by a key, as in the Kubernetes API. Entries of `_WHOLE` replace each other as a whole:
 # half a volume of each would have two sources.
@@ -72,7 +75,7 @@ def merge(base: Manifest, over: Mapping[str, Any], path: str = "") -> Manifest:
 
 
 def apply_template(
-    pod: Manifest, template: Mapping[str, Any] | None, origin: str, *, planned: Manifest, resource: str
+    pod: Manifest, template: Mapping[str, Any] | None, origin: str, *, planned: Manifest, resource: str, guard: Guard = first_loss
 ) -> Manifest | Finding:
     """The pod with one podTemplate over it; a Finding when it is malformed or changes what planning guarantees.
 
@@ -82,6 +85,7 @@ def apply_template(
         origin: whose it is, for messages, such as `spec.podTemplate of NPUPool inference`.
         planned: the pod template as it is without any podTemplate, whose guarantees hold.
         resource: name of the NPU resource.
+        guard: finds the first guarantee that is lost; as of `guard.first_loss`.
     """
     if not template:
         return pod
@@ -90,7 +94,7 @@ def apply_template(
         merged = merge(pod, template)
     except MalformedTemplateError as fault:
         return findings.pod_template_malformed(origin, fault.path, fault.why)
-    lost = first_loss(planned, merged, resource)
+    lost = guard(planned, merged, resource)
     return merged if lost is None else findings.pod_template_refused(origin, *lost)
 
 

@@ -34,10 +34,19 @@ LIVENESS_FAILURES: Final = 6  # a minute; the engine's check decides what stuck 
 LARGEST_QUANTITY: Final = 2**63 - 1  # the API server writes it for anything above
 _REVISION_LENGTH: Final = 10
 
-_RESTRICTED: Final[dict[str, Any]] = {
+RESTRICTED: Final[dict[str, Any]] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
+}
+POD_SECURITY: Final[dict[str, Any]] = {
+    "runAsNonRoot": True,
+    "runAsUser": UID,
+    "runAsGroup": UID,
+    "fsGroup": UID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "supplementalGroups": [UID],
+    "seccompProfile": {"type": "RuntimeDefault"},
 }
 
 
@@ -78,6 +87,18 @@ def revision_of(pod: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_REVISION_LENGTH]
 
 
+def pinned(pool: NPUPool) -> Manifest:
+    """The part of a pod's spec that keeps it on the pool's nodes."""
+    toleration = {
+        "key": names.ROLE_TAINT,
+        "operator": "Equal",
+        "value": names.role_taint_value(pool.spec.role),
+        "effect": names.TAINT_EFFECT,
+    }
+    # The toleration is always there, whether the pool taints or not: switching the taint then restarts no pod.
+    return {"nodeSelector": {names.POOL_LABEL: pool.metadata.name}, "tolerations": [toleration]}
+
+
 def _engine(given: PodInput) -> EnginePod:
     engine_input = EngineInput(given.service.spec, given.sizing, given.files.path, given.startup)
     return vllm_pod(engine_input) if given.service.spec.engine_name == "vllm" else native_pod(engine_input)
@@ -93,16 +114,7 @@ def _pod_spec(given: PodInput, engine: EnginePod) -> Manifest:
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "nodeSelector": {names.POOL_LABEL: pool.metadata.name},
-        # Always there, whether the pool taints or not: switching the taint then restarts no pod.
-        "tolerations": [
-            {
-                "key": names.ROLE_TAINT,
-                "operator": "Equal",
-                "value": names.role_taint_value(pool.spec.role),
-                "effect": names.TAINT_EFFECT,
-            }
-        ],
+        **pinned(pool),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -112,16 +124,7 @@ def _pod_spec(given: PodInput, engine: EnginePod) -> Manifest:
             }
         ],
         "terminationGracePeriodSeconds": LEAVING_SECONDS + drain + ENDING_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": UID,
-            "runAsGroup": UID,
-            "fsGroup": UID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "supplementalGroups": [UID],
-            "seccompProfile": {"type": "RuntimeDefault"},
-            **engine.pod_security,
-        },
+        "securityContext": {**POD_SECURITY, **engine.pod_security},
         "containers": [_container(given, engine)],
         "volumes": _volumes(given, engine),
     }
@@ -135,7 +138,7 @@ def _container(given: PodInput, engine: EnginePod) -> Manifest:
         "args": [*engine.args, *_stated_args(given)],
         "env": _env(given, engine),
         "ports": [{"name": names.ENGINE_PORT_NAME, "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],
-        "resources": _resources(given),
+        "resources": resources(given.resource, given.sizing.cards, given.sizing.memory_bytes, given.sizing.cpu_millis),
         "volumeMounts": _mounts(given),
         "startupProbe": {
             **engine.startup,
@@ -154,7 +157,7 @@ def _container(given: PodInput, engine: EnginePod) -> Manifest:
         # The endpoint goes first, the process learns of the end when no new request can reach it.
         "lifecycle": {"preStop": {"sleep": {"seconds": LEAVING_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {**_RESTRICTED, **engine.security},
+        "securityContext": {**RESTRICTED, **engine.security},
     }
     if given.pull_policy:
         container["imagePullPolicy"] = given.pull_policy
@@ -179,12 +182,12 @@ def _env(given: PodInput, engine: EnginePod) -> list[Manifest]:
     return variables
 
 
-def _resources(given: PodInput) -> Manifest:
-    sizing = given.sizing
-    cards = {given.resource: str(sizing.cards)}
-    memory = quantity(sizing.memory_bytes)
+def resources(resource: str, count: int, memory_bytes: int, cpu_millis: int) -> Manifest:
+    """Requests and limits of a container that has `count` cards."""
+    cards = {resource: str(count)}
+    memory = quantity(memory_bytes)
     # No CPU limit: throttling stretches every step of a latency-bound loop. Memory has one, and holds /dev/shm too.
-    return {"requests": {"cpu": _cpu(sizing.cpu_millis), "memory": memory, **cards}, "limits": {"memory": memory, **cards}}
+    return {"requests": {"cpu": _cpu(cpu_millis), "memory": memory, **cards}, "limits": {"memory": memory, **cards}}
 
 
 def _mounts(given: PodInput) -> list[Manifest]:

@@ -35,7 +35,8 @@ HOPELESS_FAILED_PODS = 3
 
 MOST_HOLDERS = 3
 
-ORDINARY_REASONS = frozenset({"Applying", "RollingOut", "RolloutPaused", "ScalingToZero", *ORDINARY})
+_OF_TRAINING = ("Starting", "Training", "Suspended", "WaitingForCards", "AttemptEnding")
+ORDINARY_REASONS = frozenset({"Applying", "RollingOut", "RolloutPaused", "ScalingToZero", *_OF_TRAINING, *ORDINARY})
 """Reasons for not being Ready that pass by themselves when all goes well."""
 
 

@@ -15,6 +15,7 @@ from tests.cluster.api import ApiCluster
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
 from tests.support.chart import only
+from tests.support.trainers import a_volume, finetune
 
 pytestmark = pytest.mark.api
 
@@ -35,11 +36,12 @@ SERVICE: dict[str, Any] = {
     },
 }
 SERVICES = "/apis/glm5.dev/v1alpha1/namespaces/team/glm5services"
+RUNS = "/apis/glm5.dev/v1alpha1/namespaces/team/glm5finetunejobs"
 POOLS = "/apis/glm5.dev/v1alpha1/npupools"
 REFUSALS = re.compile(r"forbidden|unauthorized", re.IGNORECASE)  # by word: a time of day may end in ",403"
 
 
-ASKED_BY_ADMISSION = {("glm5.dev", "glm5services/finalizers", "update")}
+ASKED_BY_ADMISSION = {("glm5.dev", f"{plural}/finalizers", "update") for plural in ("glm5services", "glm5finetunejobs")}
 """Never a request: OwnerReferencesPermissionEnforcement, where it is on, asks for it when a child with blockOwnerDeletion is written."""
 
 
@@ -66,6 +68,24 @@ def leftovers(owner: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
             {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 1}]}},
         ),
     ]
+
+
+def fine_tune(release: Release) -> None:
+    """One run on the same nodes, from its volumes to its end, after which nothing of it stays but how it ended."""
+    http = release.cluster.http
+    training = {**POOL, "metadata": {"name": "training"}, "spec": {**POOL["spec"], "role": "Training", "taint": False}}
+    http.post(POOLS, json=training).raise_for_status()
+    for name in ("ckpt", "adapters"):
+        for path, document in a_volume("team", name):
+            http.post(path, json=document).raise_for_status()
+    http.post(
+        RUNS, json=finetune("team", pool="training", policy={"ttlAfterFinished": "0s"}) | {"apiVersion": "glm5.dev/v1alpha1"}
+    ).raise_for_status()
+    wait_for("the run to end", lambda: (release.get(f"{RUNS}/tune").get("status") or {}).get("outcome") == "Succeeded", timeout=60)
+    wait_for("its pods to go", lambda: release.get("/apis/batch/v1/namespaces/team/jobs")["items"] == [], timeout=60)
+    http.delete(f"{RUNS}/tune").raise_for_status()
+    http.delete(f"{POOLS}/training").raise_for_status()
+    wait_for("nodes to be released", lambda: node_marks(release.cluster) == [(None, [])] * 2, timeout=60)
 
 
 def events_of(release: Release, name: str) -> list[dict[str, Any]]:
@@ -135,6 +155,8 @@ def test_the_operator_does_its_whole_work_under_exactly_the_charts_roles(install
     cluster.http.delete(f"{POOLS}/cards").raise_for_status()
     wait_for("nodes to be released", lambda: node_marks(cluster) == [(None, [])] * 2, timeout=60)
     wait_for("children to go", lambda: installed.get("/apis/apps/v1/namespaces/team/deployments")["items"] == [], timeout=60)
+
+    fine_tune(installed)
 
     assert operator.process.poll() is None
     assert refused(operator) == []

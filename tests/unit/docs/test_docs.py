@@ -24,6 +24,7 @@ PAIRS = [
     ("docs/operations.md", "docs/operations.zh-CN.md"),
     ("docs/runtime.md", "docs/runtime.zh-CN.md"),
     ("docs/fine-tuning-data.md", "docs/fine-tuning-data.zh-CN.md"),
+    ("docs/fine-tuning.md", "docs/fine-tuning.zh-CN.md"),
 ]
 
 
@@ -84,6 +85,8 @@ def test_every_file_that_is_named_exists() -> None:
 # --- reasons ----------------------------------------------------------------------------------------------------------------
 
 CAMEL = re.compile(r"^[A-Z][a-z0-9]+([A-Z0-9][a-z0-9]*)*$")
+STABLE_WORDS = {"Reason", "Cause", "Stage"}
+"""Enumerations whose values become reasons."""
 REASON_ARGUMENT = {"Finding": 0, "settled": 0, "on_its_way": 0, "stuck": 0, "failing": 0, "WriteFault": 0, "ApiFailure": 0, "Condition": 2}
 
 
@@ -106,9 +109,9 @@ def reasons_in(tree: ast.Module) -> Iterator[str]:
                 given.append(node.args[place])
             for argument in given if place is not None else []:
                 yield from texts(argument)
-        elif isinstance(node, ast.ClassDef) and (node.name == "Reason" or node.name.endswith("Error")):
+        elif isinstance(node, ast.ClassDef) and (node.name in STABLE_WORDS or node.name.endswith("Error")):
             for line in node.body:
-                if isinstance(line, ast.Assign) and (node.name == "Reason" or getattr(line.targets[0], "id", "") == "reason"):
+                if isinstance(line, ast.Assign) and (node.name in STABLE_WORDS or getattr(line.targets[0], "id", "") == "reason"):
                     yield from texts(line.value)
 
 

@@ -100,7 +100,7 @@ def test_pods_are_found_by_service_also_when_its_name_is_hashed_in_the_label() -
     cache.put(a_pod("p", service=names.fit(long)))
 
     assert [pod["metadata"]["name"] for pod in cache.pods(Key("GLM5Service", "ns", long))] == ["p"]
-    assert cache.service_of_label("ns", names.fit(long)) == Key("GLM5Service", "ns", long)
+    assert cache.owner_of_label(names.SERVICE_LABEL, "ns", names.fit(long)) == Key("GLM5Service", "ns", long)
     assert cache.pods(Key("GLM5Service", "other", long)) == []
 
 
@@ -239,12 +239,12 @@ def test_nodes_and_services_are_found_by_pool() -> None:
     cache.put(an_object("GLM5Service", "chat", spec={"pool": "inference"}))
 
     assert [node["metadata"]["name"] for node in cache.nodes("inference")] == ["n1"]
-    assert cache.services_using("inference") == (Key("GLM5Service", "ns", "chat"),)
+    assert cache.users_of("inference") == (Key("GLM5Service", "ns", "chat"),)
 
     cache.put(an_object("Node", "n1", namespace="", version=2, labels={}))
     cache.put(an_object("GLM5Service", "chat", version=2, spec={"pool": "other"}))
     assert cache.nodes("inference") == []
-    assert cache.services_using("inference") == ()
+    assert cache.users_of("inference") == ()
 
 
 def test_a_deleted_object_is_not_brought_back_by_a_list_taken_before_its_deletion() -> None:

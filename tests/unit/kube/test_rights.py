@@ -11,5 +11,5 @@ def test_nothing_is_written_but_what_plans_make_and_what_carries_marks() -> None
     written = {resource.split("/")[0] for right in rights.CLUSTER if WRITING & set(right.verbs) for resource in right.resources}
     children = {kind.plural for kind in kinds.CHILDREN}
 
-    assert written == children | {"glm5services", "npupools", "nodes", "events"}
-    assert children == {"deployments", "services", "poddisruptionbudgets"}
+    assert written == children | {"glm5services", "glm5finetunejobs", "npupools", "nodes", "events"}
+    assert children == {"deployments", "services", "poddisruptionbudgets", "jobs", "configmaps"}

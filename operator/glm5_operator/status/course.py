@@ -1,0 +1,317 @@
+"""What is to happen next with a fine-tuning job: pure, from its status, its Jobs, its pods and the state of nodes.
+
+Called by the fine-tuning controller. A job that has ended stays so: its outcome stands in the status, in a ConfigMap of its own, and in
+the finished Job, and each of them alone is enough. Nothing is remembered anywhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from glm5_operator.api import names
+from glm5_operator.api.common import format_duration
+from glm5_operator.api.finetune import MOST_HISTORY
+from glm5_operator.status.conditions import moment, stamp
+from glm5_operator.status.ends import FREE, LOST_AFTER, PASSING, SPEAKS_LATER, Cause, PodEnd, explaining, is_ended, last_word, pod_end
+from glm5_operator.status.pods import condition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from glm5_operator.api.finetune import GLM5FinetuneJobSpec
+
+FINISHED: Final = "Finished"
+"""The condition whose reason and message are those of the outcome."""
+FIRST_WAIT: Final = timedelta(seconds=5)
+LONGEST_WAIT: Final = timedelta(minutes=5)
+
+Json = dict[str, Any]
+
+
+class Reason(StrEnum):
+    """Why a job has ended, beside the causes of its attempts."""
+
+    SUCCEEDED = "Succeeded"
+    ATTEMPTS_USED_UP = "AttemptsUsedUp"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+class Stage(StrEnum):
+    """Where a job is."""
+
+    FINISHED = "Finished"
+    SUSPENDED = "Suspended"
+    RUNNING = "Running"
+    ENDING = "Ending"
+    CLEARING = "Clearing"
+    WAITING = "Waiting"
+    DUE = "Due"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the cache has of one fine-tuning job.
+
+    Attributes:
+        jobs: its Jobs, one an attempt as long as they are there.
+        pods: all pods of those Jobs, ended ones too.
+        outcome: data of the ConfigMap that records the end; empty when there is none.
+        lost_nodes: of the nodes that its pods are on, those that are gone or not ready.
+        gone_nodes: those that are gone altogether.
+    """
+
+    jobs: Sequence[Mapping[str, Any]] = ()
+    pods: Sequence[Mapping[str, Any]] = ()
+    outcome: Mapping[str, str] = field(default_factory=dict)
+    lost_nodes: frozenset[str] = frozenset()
+    gone_nodes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What must not be forgotten: the fields of the status that decide.
+
+    Attributes:
+        attempt: number of the newest attempt, 0 before the first.
+        failures: ended attempts that cost one.
+        history: ended attempts as the status has them, newest last.
+        outcome: Succeeded or Failed once the job has ended.
+        reason: of the outcome.
+        message: of the outcome.
+        started: when the first attempt was created.
+        completed: when the job ended.
+        retry: when the next attempt may begin.
+    """
+
+    attempt: int = 0
+    failures: int = 0
+    history: tuple[Json, ...] = ()
+    outcome: str = ""
+    reason: str = ""
+    message: str = ""
+    started: datetime | None = None
+    completed: datetime | None = None
+    retry: datetime | None = None
+
+    @property
+    def ended(self) -> bool:
+        """The newest attempt has ended, and how is told."""
+        return self.attempt == 0 or any(item.get("attempt") == self.attempt for item in self.history)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Where a job is, and what follows.
+
+    Attributes:
+        stage: where it is.
+        record: what the status must say.
+        job: the Job that stays (it runs, or shows how its attempt ended); None: whatever is there goes.
+        until: when time alone changes the stage.
+        message: why, where the stage doesn't say it all.
+    """
+
+    stage: Stage
+    record: Record
+    job: Mapping[str, Any] | None = None
+    until: datetime | None = None
+    message: str = ""
+
+
+def course(status: Mapping[str, Any], spec: GLM5FinetuneJobSpec, seen: Seen, now: datetime) -> Course:
+    """Decide. `seen` must be complete: that a Job is missing means here that somebody deleted it."""
+    record, newest = _record(status, seen), _newest(seen.jobs)
+    if record.outcome:
+        return _finished(record, spec, newest, now)
+    if record.ended:
+        return _between(record, spec, seen, newest, now)
+    if newest is None:
+        ended = _with_end(record, PodEnd(Cause.POD_DELETED, "its Job was deleted", "", None, None), seen, now)
+        return _after_end(ended, spec, seen, None, now)
+    if _job_is(newest, "Complete") or _job_is(newest, "SuccessCriteriaMet"):
+        done = replace(record, outcome="Succeeded", reason=Reason.SUCCEEDED.value, message="the run has ended", completed=now)
+        return _finished(done, spec, newest, now)
+    return _under_way(record, spec, seen, newest, now)
+
+
+def _under_way(record: Record, spec: GLM5FinetuneJobSpec, seen: Seen, newest: Mapping[str, Any], now: datetime) -> Course:
+    """An attempt that has a Job and no end yet."""
+    end, until = _end(newest, seen, now)
+    if end is not None:
+        kept = newest if _job_is(newest, "Failed") else None
+        return _after_end(_with_end(record, end, seen, now), spec, seen, kept, now)
+    if spec.suspended:
+        suspended = _with_end(record, PodEnd(Cause.SUSPENDED, "spec.policy.suspend is true", "", None, None), seen, now)
+        return Course(Stage.SUSPENDED, replace(suspended, retry=None))
+    if _is_late(record, spec, now):
+        return _failed(record, (Reason.DEADLINE_EXCEEDED, _late(spec)), spec, None, now)
+    if until is not None:
+        return Course(Stage.ENDING, record, newest, min(until, _deadline(record, spec) or until))
+    return Course(Stage.RUNNING, record, newest, _first(_deadline(record, spec), _next_loss(seen, now)))
+
+
+def _between(record: Record, spec: GLM5FinetuneJobSpec, seen: Seen, newest: Mapping[str, Any] | None, now: datetime) -> Course:
+    """No attempt is under way. The Job of the last one stays for its logs, if it has ended by itself."""
+    kept = newest if newest is not None and _job_is(newest, "Failed") else None
+    if _is_late(record, spec, now):
+        return _failed(record, (Reason.DEADLINE_EXCEEDED, _late(spec)), spec, kept, now)
+    late = _deadline(record, spec)
+    if spec.suspended:
+        return Course(Stage.SUSPENDED, replace(record, retry=None), kept, late)
+    living = sorted(pod["metadata"]["name"] for pod in seen.pods if not is_ended(pod) and _node(pod) not in seen.lost_nodes)
+    if living:
+        return Course(Stage.CLEARING, record, kept, late, f"pod {living[0]} of attempt {record.attempt} has yet to end")
+    if record.retry is not None and now < record.retry:
+        return Course(Stage.WAITING, record, kept, _first(record.retry, late))
+    return Course(Stage.DUE, record, kept, late)
+
+
+def _after_end(record: Record, spec: GLM5FinetuneJobSpec, seen: Seen, kept: Mapping[str, Any] | None, now: datetime) -> Course:
+    """An attempt has just ended: is there another?"""
+    last = record.history[-1]
+    if Cause(last["cause"]) not in PASSING:
+        return _failed(record, (str(last["cause"]), str(last["message"])), spec, kept, now)
+    if record.failures >= spec.max_attempts:
+        message = f"{record.failures} attempts failed, the last by {last['cause']}: {last['message']}"
+        return _failed(record, (Reason.ATTEMPTS_USED_UP, message), spec, kept, now)
+    return _between(record, spec, seen, kept, now)
+
+
+def _failed(record: Record, why: tuple[str, str], spec: GLM5FinetuneJobSpec, kept: Mapping[str, Any] | None, now: datetime) -> Course:
+    reason, message = why
+    return _finished(replace(record, outcome="Failed", reason=str(reason), message=message, completed=now, retry=None), spec, kept, now)
+
+
+def _finished(record: Record, spec: GLM5FinetuneJobSpec, newest: Mapping[str, Any] | None, now: datetime) -> Course:
+    """Nothing runs again; what shows how it ended stays for a while. A Job that still runs (the status was restored, say) goes."""
+    goes = (record.completed or now) + spec.ttl
+    is_over = newest is not None and any(_job_is(newest, kind) for kind in ("Complete", "SuccessCriteriaMet", "Failed"))
+    kept = newest if is_over and now < goes else None
+    return Course(Stage.FINISHED, record, kept, goes if kept is not None else None)
+
+
+def _end(job: Mapping[str, Any], seen: Seen, now: datetime) -> tuple[PodEnd | None, datetime | None]:
+    """How the attempt ended; else, if it is ending, until when the other ranks may say more."""
+    pods = [pod for pod in seen.pods if _attempt(pod) == _attempt(job)]
+    ends = [end for pod in pods if (end := pod_end(pod, node_is_lost=_is_lost(pod, seen, now))) is not None]
+    failing = _condition(job, "FailureTarget") or _condition(job, "Failed")
+    deleted = job["metadata"].get("deletionTimestamp")
+    if not (ends or failing or deleted):
+        return None, None
+    began = [end.time for end in ends if end.time is not None]
+    since = min([*began, *([_time(failing)] if failing and _time(failing) else [])], default=None)  # type: ignore[type-var]
+    is_over = _condition(job, "Failed") is not None or deleted or any(end.cause is Cause.NODE_LOST for end in ends)
+    if not is_over:
+        until = (since or now) + SPEAKS_LATER
+        if since is None or now < until:
+            return None, until
+    found = explaining(ends)
+    if found is None:
+        why = "its Job was deleted" if deleted else f"its Job failed: {(failing or {}).get('message') or 'no pod is left that says why'}"
+        found = PodEnd(Cause.POD_DELETED if deleted else Cause.UNKNOWN, why, "", None, None)
+    return found, None
+
+
+def _with_end(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Record:
+    """The record with the end of its newest attempt; the wait before the next one doubles with each that cost one."""
+    steps = [step for pod in seen.pods if isinstance(step := last_word(pod).get("step"), int) and _attempt(pod) == record.attempt]
+    entry: Json = {"attempt": record.attempt, "cause": end.cause.value, "message": end.message, "time": stamp(now)}
+    if end.node:
+        entry["node"] = end.node
+    if end.exit_code is not None:
+        entry["exitCode"] = end.exit_code
+    if steps:
+        entry["step"] = max(steps)
+    failures = record.failures + (end.cause not in FREE)
+    wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(10, max(0, failures - 1)))
+    retry = now if end.cause in FREE else now + wait
+    return replace(record, failures=failures, history=(*record.history, entry)[-MOST_HISTORY:], retry=retry)
+
+
+def _record(status: Mapping[str, Any], seen: Seen) -> Record:
+    """From the status; what that lacks, from the ConfigMap of the outcome and the newest Job."""
+    newest = _newest(seen.jobs)
+    outcome = str(status.get("outcome") or seen.outcome.get("outcome") or "")
+    finished: Mapping[str, Any] = next((item for item in status.get("conditions") or () if item.get("type") == FINISHED), {})
+    told = finished if status.get("outcome") else seen.outcome
+    created = moment(newest["metadata"].get("creationTimestamp")) if newest else None
+    return Record(
+        attempt=max(int(status.get("attempt") or 0), _attempt(newest) if newest else 0, _number(seen.outcome.get("attempt"))),
+        failures=int(status.get("failures") or 0),
+        history=tuple(status.get("history") or ()),
+        outcome=outcome,
+        reason=str(told.get("reason") or outcome),
+        message=str(told.get("message") or ""),
+        started=moment(status.get("startTime")) or created,
+        completed=moment(status.get("completionTime")) or moment(seen.outcome.get("time")),
+        retry=moment(status.get("retryTime")),
+    )
+
+
+def _newest(jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return max(jobs, key=_attempt, default=None)
+
+
+def _attempt(item: Mapping[str, Any]) -> int:
+    return _number((item["metadata"].get("labels") or {}).get(names.ATTEMPT_LABEL))
+
+
+def _number(text: object) -> int:
+    return int(text) if isinstance(text, str) and text.isdigit() else 0
+
+
+def _condition(job: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    found = condition(job, kind)
+    return found if found is not None and found.get("status") == "True" else None
+
+
+def _job_is(job: Mapping[str, Any], kind: str) -> bool:
+    return _condition(job, kind) is not None
+
+
+def _time(item: Mapping[str, Any]) -> datetime | None:
+    return moment(item.get("lastTransitionTime"))
+
+
+def _node(pod: Mapping[str, Any]) -> str:
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def _is_lost(pod: Mapping[str, Any], seen: Seen, now: datetime) -> bool:
+    """Its node is gone, or has been silent for longer than a restart takes: since the pod was called unready, which nodes do together."""
+    if is_ended(pod) or _node(pod) not in seen.lost_nodes:
+        return False
+    since = _unready_since(pod)
+    return _node(pod) in seen.gone_nodes or (since is not None and now >= since + LOST_AFTER)
+
+
+def _unready_since(pod: Mapping[str, Any]) -> datetime | None:
+    ready = condition(pod, "Ready") or {}
+    return _time(ready) if ready.get("status") != "True" else None
+
+
+def _next_loss(seen: Seen, now: datetime) -> datetime | None:
+    """When a silent node will be called lost."""
+    waits = [since + LOST_AFTER for pod in seen.pods if _node(pod) in seen.lost_nodes and (since := _unready_since(pod)) is not None]
+    return min((wait for wait in waits if wait > now), default=None)
+
+
+def _deadline(record: Record, spec: GLM5FinetuneJobSpec) -> datetime | None:
+    return record.started + spec.deadline if record.started is not None and spec.deadline is not None else None
+
+
+def _is_late(record: Record, spec: GLM5FinetuneJobSpec, now: datetime) -> bool:
+    end = _deadline(record, spec)
+    return end is not None and now >= end
+
+
+def _late(spec: GLM5FinetuneJobSpec) -> str:
+    limit = format_duration(spec.deadline or timedelta(0))
+    return f"not done within spec.policy.deadline of {limit}: the checkpoints stay; create another job with more time"
+
+
+def _first(*moments: datetime | None) -> datetime | None:
+    return min((one for one in moments if one is not None), default=None)

@@ -1,0 +1,166 @@
+"""Why an attempt of a fine-tuning job ended: each pod's end read for its cause, and the one that explains the others.
+
+Used by `course`. The sources, in the order in which they are believed: what Kubernetes did to the pod, the trainer's last word (JSON in
+the termination message), kubelet's reason, the exit code, error codes of the cards in the end of the log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from glm5_operator.api import names
+from glm5_operator.status.conditions import clipped, moment
+from glm5_operator.status.pods import condition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class Cause(StrEnum):
+    """The most telling first: when ranks of one attempt end differently, the first of these explains the others."""
+
+    CONFIGURATION = "Configuration"
+    DATA = "Data"
+    NUMERICAL = "NumericalError"
+    OUT_OF_MEMORY = "OutOfMemory"
+    CARD_FAULT = "CardFault"
+    NODE_LOST = "NodeLost"
+    PREEMPTED = "Preempted"
+    UNKNOWN = "Unknown"
+    POD_DELETED = "PodDeleted"
+    SUSPENDED = "Suspended"
+
+
+PASSING: Final = frozenset({Cause.CARD_FAULT, Cause.NODE_LOST, Cause.PREEMPTED, Cause.UNKNOWN, Cause.POD_DELETED, Cause.SUSPENDED})
+"""The next attempt may do better."""
+
+FREE: Final = frozenset({Cause.PREEMPTED, Cause.SUSPENDED})
+"""Of these somebody else decided: they cost no attempt."""
+
+SPEAKS_LATER: Final = timedelta(seconds=15)
+"""After the first failed pod: the rank that knows why may end a moment after those that only lost it."""
+
+LOST_AFTER: Final = timedelta(seconds=30)
+"""Beside the 40 s after which Kubernetes calls a silent node not ready."""
+
+MOST_MESSAGE: Final = 500
+_GRAVITY: Final = {cause: place for place, cause in enumerate(Cause)}
+_PREEMPTIONS: Final = {"PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager"}
+_EXIT_CODES: Final = {2: Cause.CONFIGURATION, 65: Cause.DATA, 78: Cause.CONFIGURATION}
+"""Of the runtime: 2 is an option or a file that it can't take; 65 and 78 are EX_DATAERR and EX_CONFIG of sysexits.h."""
+_WORDS: Final = {
+    "configuration": Cause.CONFIGURATION,
+    "config": Cause.CONFIGURATION,
+    "data": Cause.DATA,
+    "nan": Cause.NUMERICAL,
+    "numericalerror": Cause.NUMERICAL,
+    "overflow": Cause.NUMERICAL,
+    "outofmemory": Cause.OUT_OF_MEMORY,
+    "cardfault": Cause.CARD_FAULT,
+    "unknown": Cause.UNKNOWN,
+}
+# Device open, AI core, AI CPU, model execution; uncorrectable memory; codes of the fault tables.
+_CARD_CODES: Final = re.compile(r"\b(50701[0-9]|50703[0-9]|50705[0-9]|80[BCDEF][0-9A-F]{5}|8C[0-9A-F]{6}|EE9999|EZ9999)\b")
+_MEMORY_WORDS: Final = re.compile(r"NPU out of memory|OutOfMemoryError|207018|Tried to allocate", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class PodEnd:
+    """How one pod ended."""
+
+    cause: Cause
+    message: str
+    node: str
+    exit_code: int | None
+    time: datetime | None
+
+
+def last_word(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of the trainer's termination message; empty when there is none."""
+    text = str(_terminated(pod).get("message") or "")
+    try:
+        word = json.loads(text)
+    except ValueError:
+        return {}
+    return word if isinstance(word, dict) else {}
+
+
+def is_ended(pod: Mapping[str, Any]) -> bool:
+    """The pod has ended for good and holds nothing."""
+    return (pod.get("status") or {}).get("phase") in {"Failed", "Succeeded"}
+
+
+def pod_end(pod: Mapping[str, Any], *, node_is_lost: bool) -> PodEnd | None:
+    """Why this pod failed; None while it may go on, and when it ended well."""
+    status, node = pod.get("status") or {}, str((pod.get("spec") or {}).get("nodeName") or "")
+    deleted = bool(pod["metadata"].get("deletionTimestamp"))
+    if status.get("phase") == "Succeeded" or not (status.get("phase") == "Failed" or deleted or node_is_lost):
+        return None
+    ended = _terminated(pod)
+    code = ended.get("exitCode")
+    cause, why = _cause(pod, ended, deleted=deleted, node_is_lost=node_is_lost)
+    message = clipped(f"pod {pod['metadata']['name']} on node {node or '?'}: {why}", MOST_MESSAGE)
+    time = moment(ended.get("finishedAt")) or moment(pod["metadata"].get("deletionTimestamp"))
+    return PodEnd(cause, message, node, int(code) if code is not None else None, time)
+
+
+def explaining(ends: Iterable[PodEnd]) -> PodEnd | None:
+    """The end that explains the others: by its cause, then the earliest."""
+    return min(ends, key=lambda end: (_GRAVITY[end.cause], end.time is None, end.time, end.message), default=None)
+
+
+def _cause(pod: Mapping[str, Any], ended: Mapping[str, Any], *, deleted: bool, node_is_lost: bool) -> tuple[Cause, str]:
+    status = pod.get("status") or {}
+    disrupted = condition(pod, "DisruptionTarget") or {}
+    by = str(disrupted.get("reason") or "") if disrupted.get("status") == "True" else ""
+    if node_is_lost or by == "DeletionByPodGC" or status.get("reason") in {"NodeLost", "Shutdown", "Terminated"}:
+        return Cause.NODE_LOST, "its node is gone, down or doesn't report"
+    if by in _PREEMPTIONS or status.get("reason") == "Preempting":
+        return Cause.PREEMPTED, f"it had to make room ({by or 'Preempting'}): {disrupted.get('message') or status.get('message') or ''}"
+    if status.get("reason") == "UnexpectedAdmissionError":
+        return Cause.CARD_FAULT, f"the node could not give it its cards: {status.get('message') or ''}"
+    if ended:
+        return _of_trainer(pod, ended, deleted=deleted)
+    if deleted:
+        return Cause.POD_DELETED, "somebody deleted it"
+    return Cause.UNKNOWN, f"{status.get('reason') or 'Failed'}: {status.get('message') or 'no reason given'}"
+
+
+def _of_trainer(pod: Mapping[str, Any], ended: Mapping[str, Any], *, deleted: bool) -> tuple[Cause, str]:
+    word, code = last_word(pod), ended.get("exitCode")
+    said = str(word.get("message") or "") or _tail(str(ended.get("message") or "")) or "it said nothing"
+    how = f"exit code {code}: {said}"
+    told = _WORDS.get(re.sub(r"[^a-z]", "", str(word.get("cause") or "").lower()))
+    if told is not None and told is not Cause.UNKNOWN:
+        return told, how
+    if ended.get("reason") == "OOMKilled":
+        return (
+            Cause.OUT_OF_MEMORY,
+            "it needed more main memory than its limit: raise spec.model.memory (of a new job), or train in smaller pieces",
+        )
+    if code in _EXIT_CODES:
+        return _EXIT_CODES[code], how
+    if _MEMORY_WORDS.search(said):
+        return Cause.OUT_OF_MEMORY, f"a card's memory was not enough ({how})"
+    if _CARD_CODES.search(said):
+        return Cause.CARD_FAULT, how
+    if deleted and code in {0, 137, 143}:
+        return Cause.POD_DELETED, "somebody deleted it"
+    return Cause.UNKNOWN, how
+
+
+def _terminated(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    states = (pod.get("status") or {}).get("containerStatuses") or ()
+    trainer: Mapping[str, Any] = next((item for item in states if item.get("name") == names.TRAINER_CONTAINER), {})
+    return (trainer.get("state") or {}).get("terminated") or {}
+
+
+def _tail(text: str) -> str:
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]", "", text).splitlines() if line.strip()]
+    tail = " | ".join(lines[-4:])
+    return tail if len(tail) <= MOST_MESSAGE else "…" + tail[-MOST_MESSAGE:]
