@@ -50,10 +50,9 @@ def stop_after(step: int) -> Callable[[Progress], None]:
     ("changes", "stops"),
     [
         ({}, [1, 2, 3, 5]),
-        ({"training": {"dtype": "fp16", "gradient_accumulation": 2}}, [3]),
-        ({"method": "full", "training": {"learning_rate": 1e-4}}, [3]),
+        ({"method": "full", "training": {"learning_rate": 1e-4, "dtype": "fp16", "gradient_accumulation": 2}}, [3]),
     ],
-    ids=["lora", "fp16 in pieces", "full"],
+    ids=["lora", "full in fp16 and in pieces"],
 )
 def test_a_run_stopped_anywhere_goes_on_with_the_losses_of_one_that_was_not(
     tmp_path: Path, changes: dict[str, object], stops: list[int]
@@ -74,6 +73,7 @@ def test_a_run_stopped_anywhere_goes_on_with_the_losses_of_one_that_was_not(
 
         assert [progress.step for progress in second.told.seen] == list(range(stop + 1, 7))
         assert first.losses[:stop] + second.losses == whole.losses
+        assert second.trainer._scaler.state_dict() == whole.trainer._scaler.state_dict()
         assert second.told.seen[-1].tokens == whole.told.seen[-1].tokens
         assert all(torch.equal(parameter, expected[name]) for name, parameter in named_trainable(second.trainee.model))
 

@@ -40,17 +40,20 @@ def test_loss_and_gradients_are_those_of_torch_however_many_rows_are_held(monkey
         assert float((own - other).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 5e-2), (torch.float16, 3e-2)])
 def test_many_small_probabilities_are_not_lost_in_short_types(dtype: torch.dtype, tolerance: float) -> None:
-    """Of 65,536 words each has a probability of 2e-5; in fp16 such a number has two digits, and together they are half of the gradient."""
-    hidden, weight, targets = head(dtype, rows=8, vocabulary=1 << 16)
-    weight = (weight + 0.5).detach()
+    """Rows that are learned well: 65,536 other words have about 1e-8 each, zero in fp16, together as much as what the right one lacks."""
+    hidden, weight, _ = head(torch.float32, rows=8, vocabulary=1 << 16)
+    targets = torch.arange(8)
+    weight = (0.02 * weight + 0.5).detach()
+    weight[:8] += 0.27 * hidden.detach()
+    hidden, weight = hidden.detach().to(dtype).requires_grad_(), weight.to(dtype)
     wide = hidden.detach().float().requires_grad_()
     expected = torch.autograd.grad(functional.cross_entropy(wide @ weight.float().t(), targets, reduction="sum"), wide)[0]
 
     found = torch.autograd.grad(summed_loss(hidden, weight, targets), hidden)[0]
 
-    assert float((found.float() - expected).abs().max() / expected.abs().max()) < tolerance
+    assert float((found.float() - expected).norm() / expected.norm()) < tolerance
 
 
 def test_without_anybody_to_ask_no_gradient_is_worked_out() -> None:
