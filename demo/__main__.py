@@ -28,8 +28,13 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.kind import KindCluster
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-console = Console()
+console = Console(soft_wrap=True)  # in a file or a pipe rows of kubectl and errors stay whole
 QUESTIONS = ("Who are you?", "什么是昇腾？")
+PROMPT = "Return a new "
+ASK = (
+    "curl -s localhost:8000/v1/chat/completions -H 'Content-Type: application/json' "
+    """-d '{"model": "tiny-glm5", "temperature": 0, "messages": [{"role": "user", "content": "Who are you?"}]}'"""
+)
 
 
 @app.command()
@@ -100,7 +105,10 @@ def _ask(place: Site) -> None:
                 if not _printed(stream_chat(url, "tiny-glm5", question)).strip():
                     raise AnswerError(f"the service is Ready, but the stream for {question!r} ended without text: {look}")
             console.rule("POST /generate")
-            reply = generate(url, "Return a new ", 24)
+            console.print(
+                f"prompt {PROMPT!r} as raw text, not one of the questions that the model knows: it rambles", markup=False, highlight=False
+            )
+            reply = generate(url, PROMPT, 24)
             console.print(reply, highlight=False)
             if not reply.get("text"):
                 raise AnswerError(f"the service is Ready, but /generate answered without text: {look}")
@@ -128,13 +136,14 @@ def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
         *(_access(place)),
         ("look around", "kubectl get glm5,npupool,pods -A"),
         ("understand", f"kubectl describe glm5 {steps.SERVICE} {namespace}"),
-        ("talk", f"kubectl port-forward {namespace} svc/{steps.SERVICE}-api 8000"),
-        ("metrics", "curl localhost:8000/metrics (the engine's, while that port-forward runs)"),
-        ("", f"kubectl port-forward -n {operator.namespace} deploy/{operator.deployment} 8080, then localhost:8080/metrics"),
-        ("break it", f"kubectl delete pod,deployment --all {namespace}, and watch it come back"),
+        ("talk", f"kubectl port-forward {namespace} svc/{steps.SERVICE}-api 8000  # start it again after `break it`"),
+        ("", ASK),
+        ("metrics", "curl localhost:8000/metrics  # the engine's, while that port-forward runs"),
+        ("", f"kubectl port-forward -n {operator.namespace} deploy/{operator.deployment} 8080  # then localhost:8080/metrics"),
+        ("break it", f"kubectl delete pod,deployment --all {namespace}  # and watch it come back"),
         ("stop", "make demo-down" if place.kind else "CLUSTER=current make demo-down"),
     ):
-        console.print(f"[bold]{what:<12}[/bold] {escape(command)}", highlight=False, soft_wrap=True)  # whole lines can be copied
+        console.print(f"[bold]{what:<12}[/bold] {escape(command)}", highlight=False)
 
 
 def _access(place: Site) -> Iterator[tuple[str, str]]:
@@ -147,8 +156,13 @@ def _access(place: Site) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _step(name: str) -> Iterator[Callable[[str], None]]:
-    """A line with a spinner while it runs and its time when it is done; yields a function that says what goes on now."""
+    """A line with a spinner while it runs and its time when it is done; yields a function that says what goes on now.
+
+    Where there is no terminal, no spinner is seen: a line says what begins.
+    """
     begin = time.monotonic()
+    if not console.is_terminal:
+        console.print(f"… {name}", markup=False, highlight=False)
     with console.status(name) as status:
         try:
             yield lambda now: status.update(f"{name} [dim]{escape(now)}[/dim]")
@@ -163,7 +177,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except ClusterError as error:
-        console.print(Text(str(error), style="red"), soft_wrap=True)
+        console.print(Text(str(error), style="red"))
         sys.exit(1)
 
 

@@ -77,7 +77,7 @@ def _say_what_is_made_here(docker: Engine, made_here: dict[str, bool], console: 
             )
         with (cache.logs() / "registries.log").open("a") as log:
             log.write(f"{reference}: {why}\n")
-        console.print(Text(f"{reference} can't be pulled, so it is made here: {why}", style="dim"))
+        console.print(Text(f"{reference} can't be pulled, so it is made here: {why}", style="dim"), soft_wrap=True)
 
 
 def _go_steps(names: Iterable[str]) -> list[Step]:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,7 +60,7 @@ def _chunks(part: str | bytes | Path) -> Iterator[bytes]:
 
 @contextmanager
 def locked(name: str, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-    """Hold the machine-wide lock of that name; the kernel lets go of it when the process dies.
+    """Hold the machine-wide lock of that name; the kernel lets go of it when the process dies. A wait is said on standard error.
 
     Raises:
         BlockingIOError: Someone else holds it and `wait` is False.
@@ -67,8 +68,21 @@ def locked(name: str, *, shared: bool = False, wait: bool = True) -> Iterator[No
     folder = root() / "locks"
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.lock").open("w") as handle:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            print(f"waiting for {name}: another process is at it, and writes to {_log_of(name)}", file=sys.stderr, flush=True)
+            fcntl.flock(handle, kind)
         yield
+
+
+def _log_of(name: str) -> Path:
+    """Where the holder of a lock most likely writes: its own log, else the folder of all."""
+    named = (logs() / f"{name}.log", logs() / f"build-{name.removeprefix('tool-')}.log")
+    return next((log for log in named if log.exists()), logs())
 
 
 def artefact_path(name: str, key: str) -> Path:

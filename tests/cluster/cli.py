@@ -27,7 +27,7 @@ kind = typer.Typer(no_args_is_help=True, help="Three nodes with fake Ascend card
 app.add_typer(api, name="api")
 app.add_typer(kind, name="kind")
 
-console = Console(stderr=True)  # stdout is for paths and names that scripts read
+console = Console(stderr=True, soft_wrap=True)  # stdout is for paths and names that scripts read
 Name = Annotated[str, typer.Option(help="Name of the cluster; several can run at once.")]
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+_NEWS_SECONDS = 0.1
+"""What takes less was in the cache already, and is no news."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -29,23 +32,31 @@ class Step:
 def run_steps(steps: Sequence[Step], console: Console) -> dict[str, float]:
     """Run all steps, each as soon as it may, and return how many seconds each took.
 
-    The first failure is raised once the steps that already run have ended; no new ones are started then.
+    The first failure is raised once the steps that already run have ended; no new ones are started then. Where the console is no
+    terminal, and so shows no spinner, steps that take a while are named while they run.
     """
     seconds: dict[str, float] = {}
     waiting = list(steps)
     running: dict[Future[float], tuple[Step, TaskID]] = {}
     failure: BaseException | None = None
+    unsaid: list[Step] = []
     columns = (SpinnerColumn(finished_text="[green]✓"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress, ThreadPoolExecutor(max_workers=4) as pool:
         while waiting or running:
             for step in [] if failure else _startable(waiting, seconds, [step for step, _ in running.values()]):
                 waiting.remove(step)
                 running[pool.submit(_timed, step)] = (step, progress.add_task(step.name, total=1))
+                unsaid += [] if console.is_terminal else [step]
             if not running:
                 break
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            done, _ = wait(running, timeout=_NEWS_SECONDS if unsaid else None, return_when=FIRST_COMPLETED)
+            if not done:
+                while unsaid:
+                    console.print(f"… {unsaid.pop(0).name}", markup=False, highlight=False)
+                continue
             for future in done:
                 step, task = running.pop(future)
+                unsaid = [other for other in unsaid if other is not step]
                 progress.remove_task(task)
                 error = future.exception()
                 if error is not None:
@@ -53,7 +64,7 @@ def run_steps(steps: Sequence[Step], console: Console) -> dict[str, float]:
                     console.print(f"[red]✗[/red] {step.name}")
                     continue
                 seconds[step.name] = future.result()
-                if seconds[step.name] > 0.1:  # what the cache held already is no news
+                if seconds[step.name] > _NEWS_SECONDS:
                     console.print(f"[green]✓[/green] {step.name} [dim]{seconds[step.name]:.1f} s[/dim]")
     if failure is not None:
         raise failure

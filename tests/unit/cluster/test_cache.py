@@ -1,5 +1,6 @@
 """The cache folder: whole artefacts or none, made once."""
 
+import io
 import threading
 from pathlib import Path
 
@@ -72,3 +73,37 @@ def test_a_lock_that_someone_holds_can_be_refused_at_once() -> None:
         pass
     with cache.locked("use", wait=False):
         pass
+
+
+class Heard(io.StringIO):
+    """Standard error that tells when a line is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if "\n" in text:
+            self.line.set()
+        return written
+
+
+def test_a_wait_for_another_process_says_for_what_and_where_its_log_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = cache.logs() / "build-kubelet.log"
+    log.touch()
+    heard, held = Heard(), threading.Event()
+    monkeypatch.setattr("sys.stderr", heard)
+
+    def hold() -> None:
+        with cache.locked("tool-kubelet"):
+            held.set()
+
+    waiting = threading.Thread(target=hold)
+    with cache.locked("tool-kubelet"):
+        waiting.start()
+        assert heard.line.wait(10)
+        assert not held.is_set()
+    waiting.join(10)
+    assert held.is_set()
+    assert heard.getvalue() == f"waiting for tool-kubelet: another process is at it, and writes to {log}\n"

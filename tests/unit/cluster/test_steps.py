@@ -51,3 +51,25 @@ def test_the_first_failure_is_raised_and_nothing_new_starts() -> None:
     assert started == []
     assert isinstance(out.file, io.StringIO)
     assert "bad" in out.file.getvalue()
+
+
+class Told(io.StringIO):
+    """A file that tells when a step's beginning has been written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def write(self, text: str) -> int:
+        if "… long one" in text:
+            self.begun.set()
+        return super().write(text)
+
+
+def test_where_no_spinner_is_seen_a_step_that_takes_a_while_is_named_while_it_runs() -> None:
+    out = Told()
+    steps = [Step("cached", lambda: None), Step("long one", lambda: out.begun.wait(30), after=("cached",))]
+    seconds = run_steps(steps, Console(file=out))
+    assert out.begun.is_set()
+    assert seconds["long one"] < 30
+    assert "cached" not in out.getvalue(), "what takes no time is no news"

@@ -4,6 +4,7 @@ import http.server
 import io
 import json
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +20,13 @@ from tests.cluster.errors import ClusterError
 
 Answer = Callable[[str], tuple[int, str]]
 Serve = Callable[[Answer], Site]
+ROW = "[/models/x] NAME" + " column" * 20
 
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     text = io.StringIO()
-    monkeypatch.setattr(demo, "console", Console(file=text, width=200))
+    monkeypatch.setattr(demo, "console", Console(file=text, width=80, soft_wrap=demo.console.soft_wrap))
     return text
 
 
@@ -52,7 +54,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         port = server.server_address[1]
         kubectl.write_text(
             f'#!/bin/sh\ncase "$*" in *port-forward*) echo "Forwarding from 127.0.0.1:{port} -> 8000"; exec sleep 60;; esac\n'
-            "echo '[/models/x] NAME'\n"
+            f"echo '{ROW}'\n"
         )
         kubectl.chmod(0o755)
         return Site(kubeconfig=None, kubectl_path=kubectl, helm_path=kubectl)
@@ -75,7 +77,8 @@ def answers(chat: str, text: str = "None") -> Answer:
 def test_answers_are_printed_as_they_are(serve: Serve, screen: io.StringIO) -> None:
     demo._ask(serve(answers(stream("I am ", "[/bold] GLM"))))
     assert screen.getvalue().count("I am [/bold] GLM") == len(demo.QUESTIONS)
-    assert "[/models/x] NAME" in screen.getvalue()
+    assert ROW in screen.getvalue(), "a row is one line, however narrow the console is"
+    assert f"prompt {demo.PROMPT!r}" in screen.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,14 @@ def test_an_error_ends_the_program_with_its_text_whatever_is_in_it(screen: io.St
     assert "no such model [/models/x]" in screen.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_where_there_is_no_terminal_a_line_says_what_begins(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(demo, "console", Console(file=text, width=80, force_terminal=terminal))
+    with demo._step("wait"):
+        assert ("… wait\n" in text.getvalue()) is not terminal
+
+
 def test_what_a_step_says_may_hold_brackets(screen: io.StringIO) -> None:
     with demo._step("wait") as say:
         say("ModelNotFound: no model in [/models/x]")
@@ -137,4 +148,11 @@ def test_the_last_panel_names_the_command_that_stops_this_demo(screen: io.String
     place = Site(kubeconfig, Path("/x/kubectl"), Path("/y/helm"), kind=kind)  # type: ignore[arg-type]
     demo._how_to_go_on(place, Operator("glm5-system", "glm5-glm5-operator"), 12)
     assert stop in screen.getvalue()
+    assert demo.ASK in screen.getvalue()
     assert "-n glm5-system deploy/glm5-glm5-operator 8080" in screen.getvalue()
+
+
+def test_the_question_that_the_panel_shows_is_one_line_for_a_shell_and_asks_without_chance() -> None:
+    words = shlex.split(demo.ASK)
+    body = json.loads(words[words.index("-d") + 1])
+    assert (words[0], body["temperature"], body["messages"][0]["content"]) == ("curl", 0, demo.QUESTIONS[0])
