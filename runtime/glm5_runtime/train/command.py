@@ -53,6 +53,10 @@ EXIT_CODES: dict[type[Exception], int] = {
 1 is a fault of this program."""
 
 
+_MOST_MESSAGE = 2000
+"""Characters; kubelet cuts a container's last words after 4096 bytes."""
+
+
 def train(config_path: Path, result: Path | None = None) -> int:
     """One run, to its end; returns the exit code. `result`: file for the ending, as JSON."""
     try:
@@ -60,8 +64,12 @@ def train(config_path: Path, result: Path | None = None) -> int:
         code = 0
     except tuple(EXIT_CODES) as error:
         code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-        ending = {"outcome": type(error).__name__, "message": str(error)}
+        ending = {"outcome": type(error).__name__, "message": str(error)[:_MOST_MESSAGE]}
         log.error("%s: %s", type(error).__name__, error)
+    except Exception as error:
+        code = 1
+        ending = {"outcome": type(error).__name__, "message": f"{type(error).__name__}: {error}"[:_MOST_MESSAGE]}
+        log.exception("the run failed")
     if result is not None:
         result.write_text(json.dumps(ending))
     return code

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import yaml
 
 from glm5_runtime.model.adapter_files import read_adapter
+from glm5_runtime.train import command
 from glm5_runtime.train.checkpoint import Checkpoints
 from tests.runtime.model.oracle import CPU, ours
 from tests.runtime.train.conftest import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import torch
 
 DEADLINE = 120.0
 QUESTIONS = [
@@ -57,9 +57,9 @@ def write_run(folder: Path, **changes: Any) -> Path:  # noqa: ANN401 - sections 
 
 @contextmanager
 def started(config: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "glm5_runtime.cli", "train", "--config", str(config), "--result", str(config.with_suffix(".json"))]
+    arguments = [sys.executable, "-m", "glm5_runtime.cli", "train", "--config", str(config), "--result", str(config.with_suffix(".json"))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
         finally:
@@ -143,6 +143,19 @@ def test_each_kind_of_failure_has_its_exit_code_and_says_what_to_do(
     assert message in ending["message"]
     assert "Traceback" not in said
     assert not (tmp_path / "adapter").exists()
+
+
+def test_a_fault_of_the_program_is_told_like_any_other_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB. " + "x" * 10_000)
+
+    monkeypatch.setattr(command, "build", lambda _config, _device: fail(None))
+
+    assert command.train(write_run(tmp_path), tmp_path / "ending") == 1
+    ending = json.loads((tmp_path / "ending").read_text())
+    assert ending["outcome"] == "OutOfMemoryError"
+    assert ending["message"].startswith("OutOfMemoryError: Tried to allocate 20.00 GiB.")
+    assert (tmp_path / "ending").stat().st_size < 4096
 
 
 def test_a_wrong_file_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
