@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.train.config import TrainConfig, read_config
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+DOCS = Path(__file__).parents[3] / "docs"
 SHORTEST = """
 model: /weights/GLM-5.1
 data: {files: [/data/qa.jsonl]}
@@ -127,3 +126,13 @@ def test_long_rows_in_bf16_are_warned_of(tmp_path: Path) -> None:
     text = SHORTEST.replace("files: [/data/qa.jsonl]", "files: [/data/qa.jsonl], max_length: 2049")
 
     assert "data.max_length 2049" in read(tmp_path, text=text).warnings[0]
+
+
+@pytest.mark.parametrize("page", ["training.md", "training.zh-CN.md"])
+def test_the_file_of_the_documentation_is_one_that_is_taken_without_a_warning(tmp_path: Path, page: str) -> None:
+    example = re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)[0]
+
+    config = read(tmp_path, text=example)
+
+    assert (config.lora.alpha, config.evaluation.patience, config.checkpoint.keep) == (32, 3, 3)
+    assert config.warnings == []

@@ -25,6 +25,7 @@ PAIRS = [
     ("docs/runtime.md", "docs/runtime.zh-CN.md"),
     ("docs/fine-tuning-data.md", "docs/fine-tuning-data.zh-CN.md"),
     ("docs/fine-tuning.md", "docs/fine-tuning.zh-CN.md"),
+    ("docs/training.md", "docs/training.zh-CN.md"),
 ]
 
 
