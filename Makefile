@@ -24,7 +24,7 @@ help:  ## list the targets
 demo: $(VENV)/.tools  ## a real Kubernetes, the operator, a served GLM-5 answer (CLUSTER=current uses your kubeconfig)
 	@$(PY) -m demo up
 
-demo-down: $(VENV)/.tools  ## take the demo away, leaving nothing behind
+demo-down: $(VENV)/.tools  ## take the demo away; cache, .venv and packages stay for the next one (README says which)
 	@$(PY) -m demo down
 
 test: test-unit test-api test-e2e  ## all tests, on real parts
