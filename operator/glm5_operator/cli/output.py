@@ -59,7 +59,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     with console.capture() as drawn:
         console.print(table)
     lines = drawn.get().splitlines()
-    sys.stdout.write("".join(line.rstrip() + "\n" for line in lines))  # one long reason must not pad all other rows
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in [*lines, ""]))  # one long reason must not pad all other rows
 
 
 def note(text: str) -> None:

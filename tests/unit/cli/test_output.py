@@ -19,9 +19,10 @@ COLUMNS = ("NAME", "ENDPOINT", "WHY NOT")
 def test_in_a_pipe_each_row_is_one_line_and_a_long_reason_pads_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     output.write_table(COLUMNS, ROWS, title="GLM5Services")
 
-    title, head, chat, other = capsys.readouterr().out.splitlines()
+    title, head, chat, other, between = capsys.readouterr().out.splitlines()
     assert (title, head.split()) == ("GLM5Services", ["NAME", "ENDPOINT", "WHY", "NOT"])
     assert (chat.split(), other.split(maxsplit=1)) == (["chat", ENDPOINT], ["other", ROWS[1][2].strip()])
+    assert between == "", "another table may follow"
     assert max(len(line) for line in (title, head, chat)) < 100
 
 
