@@ -50,7 +50,7 @@ def report(kube: Kube, pod: Json, container: Json, *, ready: bool = False, phase
     """Write what kubelet saw: one engine container, and whether the pod is ready."""
     metadata = pod["metadata"]
     old = kube.get("Pod", metadata["namespace"], metadata["name"])["status"].get("conditions", [])
-    kept = [item for item in old if item["type"] == "PodScheduled"]
+    kept = [item for item in old if item["type"] in {"PodScheduled", "DisruptionTarget"}]  # others' conditions, which kubelet leaves alone
     before: Json = next((item for item in old if item["type"] == "Ready"), {})
     flipped = before.get("status") != str(ready)
     changed = _now() if flipped else before["lastTransitionTime"]

@@ -16,6 +16,8 @@ from .podtemplate import TrainerPodTemplate
 from .rules import validations
 
 Method = Literal["lora", "full"]
+LongRows = Literal["refuse", "cut"]
+DataFormat = Literal["auto", "alpaca", "sharegpt", "openai", "text"]
 Schedule = Literal["cosine", "linear", "constant"]
 Dtype = Literal["bf16", "fp16", "fp32"]
 Outcome = Literal["Succeeded", "Failed"]
@@ -53,6 +55,12 @@ class DataSpec(Model):
     """A JSON-lines file, its folder mounted read-only: pvc://CLAIM/FILE or hostpath:///ABSOLUTE/FILE (on every node of the pool)."""
     max_length: Annotated[int, Field(ge=16, le=LONGEST_CONTEXT, json_schema_extra=validations("data-length"))] | None = None
     """Longest row, in tokens, a multiple of 16. Default: 2048."""
+    long_rows: LongRows | None = None
+    """What becomes of longer rows: refuse, or cut the tokens behind maxLength. Default: refuse."""
+    format: DataFormat | None = None
+    """Format of the rows; with auto each row says its own by its keys, else rows of another format are refused. Default: auto."""
+    lenient: bool | None = None
+    """Whether rows that can't be used are left out, and told; else one of them ends the job before it begins. Default: false."""
 
 
 class LoraSpec(Model):
@@ -77,7 +85,7 @@ class LoraSpec(Model):
 class TrainingSpec(Model):
     """The optimisation itself."""
 
-    model_config = ConfigDict(json_schema_extra=validations("training-end"))
+    model_config = ConfigDict(json_schema_extra=validations("training-end", "training-batch"))
 
     epochs: Annotated[int, Field(ge=1, le=10000)] | None = None
     """Passes over the data. Default: 3, unless steps are given."""
@@ -85,6 +93,8 @@ class TrainingSpec(Model):
     """Optimiser steps, instead of epochs."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] | None = None
     """Rows of one step, those of all cards together, so that a run is the same on any number of them. Default: 8."""
+    batch_tokens: Annotated[int, Field(ge=16, le=1073741824)] | None = None
+    """Instead of batchSize: as many rows of about one length as have so many tokens, those that fill them up included."""
     gradient_accumulation: Annotated[int, Field(ge=1, json_schema_extra=validations("training-accumulation"))] | None = None
     """Pieces that a card's rows of a step are computed in, one after the other, at most 4. Default: 1."""
     learning_rate: Annotated[float, Field(ge=0, le=1, json_schema_extra=validations("training-rate"))] | None = None
@@ -264,14 +274,10 @@ class FinetuneResolved(StatusModel):
 
 
 class CheckpointStatus(StatusModel):
-    """The newest checkpoint that was verified."""
+    """The newest complete checkpoint."""
 
     step: int
     """Step it was taken after."""
-    time: str | None = None
-    """When it was complete."""
-    sha256: str | None = None
-    """Checksum of its manifest."""
 
 
 class AdapterStatus(StatusModel):
@@ -291,13 +297,13 @@ class EndedAttempt(StatusModel):
     attempt: int
     """Its number."""
     cause: str
-    """Why, in one CamelCase word: Configuration, Data, NumericalError, OutOfMemory, CardFault, NodeLost, Preempted, Unknown, PodDeleted,
-    Suspended.
+    """Why, in one CamelCase word: Configuration, Data, NumericalError, OutOfMemory, CardFault, Storage, NodeLost, Preempted, Unknown,
+    PodDeleted, Suspended.
     """
     message: str | None = None
     """Why, in words."""
     time: str
-    """When the operator saw it."""
+    """When it ended, or the operator saw it."""
     node: str | None = None
     """Node of the pod that failed."""
     exit_code: int | None = None
@@ -334,13 +340,15 @@ class GLM5FinetuneJobStatus(StatusModel):
     tokens_per_second: float | None = None
     """Tokens that all cards together learn from in a second."""
     checkpoint: CheckpointStatus | None = None
-    """The newest checkpoint that was verified."""
+    """The newest complete checkpoint that the trainer told of."""
     adapter: AdapterStatus | None = None
     """The result."""
     cards_held: int | None = None
     """Cards that the pods of this job hold now, ending pods included."""
     retry_time: str | None = None
     """When the next attempt may begin, after one that failed."""
+    ending: EndedAttempt | None = None
+    """What explains best so far why the newest attempt is ending; pods that were evicted are gone before it has ended."""
     history: Annotated[tuple[EndedAttempt, ...], Field(strict=False, max_length=MOST_HISTORY)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )

@@ -73,7 +73,8 @@ def _job_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "finetune-batch-reaches-cards",
-            "self.?training.?batchSize.orValue(8) >= self.parallelism.?nodes.orValue(1) * self.parallelism.npusPerNode",
+            "self.?training.?batchTokens.hasValue()"
+            " || self.?training.?batchSize.orValue(8) >= self.parallelism.?nodes.orValue(1) * self.parallelism.npusPerNode",
             "training.batchSize (default 8) counts the rows of all cards together: set at least nodes x npusPerNode, one a card",
             ".training.batchSize",
         ),
@@ -136,6 +137,12 @@ def _section_rules() -> tuple[Rule, ...]:
             "!has(self.epochs) || !has(self.steps)",
             "training.epochs and training.steps both say when to end: keep one",
             ".steps",
+        ),
+        Rule(
+            "training-batch",
+            "!has(self.batchSize) || !has(self.batchTokens)",
+            "training.batchSize and training.batchTokens both say how large a batch is: keep one",
+            ".batchTokens",
         ),
         Rule("training-rate", "self > 0.0", "training.learningRate must be above 0 and at most 1, for example 2e-4"),
         Rule("training-warmup", "self < 1.0", "training.warmup is a share of the steps: 0 or more and less than 1, for example 0.03"),

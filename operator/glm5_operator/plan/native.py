@@ -44,9 +44,8 @@ def native_pod(given: EngineInput) -> EnginePod:
         args.append(f"--speculative-tokens={sizing.speculative_tokens}")
     if sizing.max_tokens is not None:
         args.append(f"--max-model-len={sizing.max_tokens}")
-    version = _VERSION.match(given.spec.model.name)
-    if version is not None:
-        args.append(f"--model-version={version[1]}")
+    if version := model_version(given.spec.model.name):
+        args.append(f"--model-version={version}")
     threads = max(1, sizing.cpu_millis // 1000 // sizing.shape.cards)  # of each of its processes, one a card
     return EnginePod(
         command=["glm5-runtime", "serve"],
@@ -58,6 +57,12 @@ def native_pod(given: EngineInput) -> EnginePod:
         liveness=http_check("/health"),
         scratch={"tmp": "1Gi", "home": "4Gi"},
     )
+
+
+def model_version(name: str) -> str:
+    """The version of GLM-5 that a model's name says, such as 5.1; empty when it says none."""
+    found = _VERSION.match(name)
+    return found[1] if found else ""
 
 
 def _parallel_args(given: EngineInput) -> list[str]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS: Final = 7
 """A failed rank ends the attempt within 10 s, and the others' last words are part of that."""
+_LAST_WORD: Final = "/dev/termination-log"
+"""Where kubelet reads a container's last words."""
 _INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
@@ -97,7 +99,7 @@ def _container(given: TrainerInput) -> Manifest:
         "name": names.TRAINER_CONTAINER,
         "image": given.site.images["native"],
         "command": ["glm5-runtime", "train"],
-        "args": [f"--config={names.CONFIG_DIR}/{names.CONFIG_FILE}"],
+        "args": [f"--config={names.CONFIG_DIR}/{names.CONFIG_FILE}", f"--result={_LAST_WORD}"],
         "env": _env(given),
         "resources": resources(given.resource, given.job.spec.parallelism.npus_per_node, given.memory, given.cpu_millis),
         "volumeMounts": [

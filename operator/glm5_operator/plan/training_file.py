@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from glm5_operator.plan.native import model_version
+
 if TYPE_CHECKING:
     from glm5_operator.api.common import Model
     from glm5_operator.api.finetune import GLM5FinetuneJobSpec
@@ -17,13 +19,16 @@ if TYPE_CHECKING:
 
 def training_file(spec: GLM5FinetuneJobSpec, places: Places) -> str:
     """The text of the file. Names are snake_case, as the models' own."""
-    length = {} if spec.data.max_length is None else {"max_length": spec.data.max_length}
+    data = _stated(spec.data)
+    del data["source"]
+    if version := model_version(spec.model.name):
+        data["model_version"] = version
     checkpoint = _stated(spec.checkpoint)
     del checkpoint["storage"]
     content: dict[str, Any] = {
         "model": places.model,
         "method": spec.method,
-        "data": {"files": [places.data], **length},
+        "data": {"files": [places.data], **data},
         "lora": _stated(spec.lora),
         "training": _stated(spec.training),
         "evaluation": _stated(spec.evaluation),

@@ -84,6 +84,8 @@ class Record:
         started: when the first attempt was created.
         completed: when the job ended.
         retry: when the next attempt may begin.
+        ending: what explains best, of what was seen, why the newest attempt is ending. A pod that was evicted is gone before its Job
+            has failed, and what it said with it.
     """
 
     attempt: int = 0
@@ -95,6 +97,7 @@ class Record:
     started: datetime | None = None
     completed: datetime | None = None
     retry: datetime | None = None
+    ending: Json | None = None
 
     @property
     def ended(self) -> bool:
@@ -139,7 +142,8 @@ def course(status: Mapping[str, Any], spec: GLM5FinetuneJobSpec, seen: Seen, now
 
 def _under_way(record: Record, spec: GLM5FinetuneJobSpec, seen: Seen, newest: Mapping[str, Any], now: datetime) -> Course:
     """An attempt that has a Job and no end yet."""
-    end, until = _end(newest, seen, now)
+    ends = _ends(record, newest, seen, now)
+    end, until = _end(newest, ends, now)
     if end is not None:
         kept = newest if _job_is(newest, "Failed") else None
         return _after_end(_with_end(record, end, seen, now), spec, seen, kept, now)
@@ -149,7 +153,9 @@ def _under_way(record: Record, spec: GLM5FinetuneJobSpec, seen: Seen, newest: Ma
     if _is_late(record, spec, now):
         return _failed(record, (Reason.DEADLINE_EXCEEDED, _late(spec)), spec, None, now)
     if until is not None:
-        return Course(Stage.ENDING, record, newest, min(until, _deadline(record, spec) or until))
+        best = explaining(ends)
+        ending = replace(record, ending=_entry(record, best, seen, now) if best else None)
+        return Course(Stage.ENDING, ending, newest, min(until, _deadline(record, spec) or until))
     return Course(Stage.RUNNING, record, newest, _first(_deadline(record, spec), _next_loss(seen, now)))
 
 
@@ -193,10 +199,19 @@ def _finished(record: Record, spec: GLM5FinetuneJobSpec, newest: Mapping[str, An
     return Course(Stage.FINISHED, record, kept, goes if kept is not None else None)
 
 
-def _end(job: Mapping[str, Any], seen: Seen, now: datetime) -> tuple[PodEnd | None, datetime | None]:
-    """How the attempt ended; else, if it is ending, until when the other ranks may say more."""
+def _ends(record: Record, job: Mapping[str, Any], seen: Seen, now: datetime) -> list[PodEnd]:
+    """The ends of the attempt's pods, and the one that was told of pods that are gone by now."""
     pods = [pod for pod in seen.pods if _attempt(pod) == _attempt(job)]
     ends = [end for pod in pods if (end := pod_end(pod, node_is_lost=_is_lost(pod, seen, now))) is not None]
+    told = record.ending
+    if told is not None and told.get("attempt") == record.attempt:
+        message, node = str(told.get("message") or ""), str(told.get("node") or "")
+        ends.append(PodEnd(Cause(told["cause"]), message, node, told.get("exitCode"), moment(told["time"])))
+    return ends
+
+
+def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime) -> tuple[PodEnd | None, datetime | None]:
+    """How the attempt ended; else, if it is ending, until when the other ranks may say more."""
     failing = _condition(job, "FailureTarget") or _condition(job, "Failed")
     deleted = job["metadata"].get("deletionTimestamp")
     if not (ends or failing or deleted):
@@ -217,18 +232,24 @@ def _end(job: Mapping[str, Any], seen: Seen, now: datetime) -> tuple[PodEnd | No
 
 def _with_end(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Record:
     """The record with the end of its newest attempt; the wait before the next one doubles with each that cost one."""
+    entry = _entry(record, end, seen, now)
+    failures = record.failures + (end.cause not in FREE)
+    wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(10, max(0, failures - 1)))
+    retry = now if end.cause in FREE else now + wait
+    return replace(record, failures=failures, history=(*record.history, entry)[-MOST_HISTORY:], retry=retry, ending=None)
+
+
+def _entry(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Json:
+    """The end of the newest attempt as the status has it."""
     steps = [step for pod in seen.pods if isinstance(step := last_word(pod).get("step"), int) and _attempt(pod) == record.attempt]
-    entry: Json = {"attempt": record.attempt, "cause": end.cause.value, "message": end.message, "time": stamp(now)}
+    entry: Json = {"attempt": record.attempt, "cause": end.cause.value, "message": end.message, "time": stamp(end.time or now)}
     if end.node:
         entry["node"] = end.node
     if end.exit_code is not None:
         entry["exitCode"] = end.exit_code
     if steps:
         entry["step"] = max(steps)
-    failures = record.failures + (end.cause not in FREE)
-    wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(10, max(0, failures - 1)))
-    retry = now if end.cause in FREE else now + wait
-    return replace(record, failures=failures, history=(*record.history, entry)[-MOST_HISTORY:], retry=retry)
+    return entry
 
 
 def _record(status: Mapping[str, Any], seen: Seen) -> Record:
@@ -248,6 +269,7 @@ def _record(status: Mapping[str, Any], seen: Seen) -> Record:
         started=moment(status.get("startTime")) or created,
         completed=moment(status.get("completionTime")) or moment(seen.outcome.get("time")),
         retry=moment(status.get("retryTime")),
+        ending=status.get("ending"),
     )
 
 

@@ -32,15 +32,15 @@ PUBLISHED: Final = "Published"
 
 _PROGRESS: Final[dict[str, tuple[str, type]]] = {
     "step": ("step", int),
-    "totalSteps": ("total_steps", int),
+    "totalSteps": ("total", int),
     "epoch": ("epoch", float),
     "loss": ("loss", float),
     "learningRate": ("learning_rate", float),
     "tokensPerSecond": ("tokens_per_second", float),
 }
 """Field of the status → field of the trainer's last word."""
-_CHECKPOINT: Final[dict[str, tuple[str, type]]] = {"step": ("step", int), "time": ("time", str), "sha256": ("sha256", str)}
-_ADAPTER: Final[dict[str, tuple[str, type]]] = {"path": ("path", str), "sha256": ("sha256", str), "size": ("size", int)}
+_CHECKPOINT: Final[dict[str, tuple[str, type]]] = {"step": ("checkpoint_step", int)}
+_ADAPTER: Final[dict[str, tuple[str, type]]] = {"sha256": ("sha256", str), "size": ("bytes", int)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def finetune_status(job: Mapping[str, Any], told: Told, now: datetime) -> dict[s
     verdict = _verdict(job, told)
     explained = (_planned(previous, told), _advised(told), _scheduled(told), _training(told), _published(told), _finished(told))
     known = [item for item in explained if item is not None]
-    return _fields(previous, told) | {
+    return _fields(job, previous, told) | {
         "observedGeneration": generation,
         "conditions": c.dated((*verdict, *known), previous.get("conditions") or (), generation, now),
     }
@@ -196,7 +196,7 @@ def _published(told: Told) -> Condition:
     return Condition(PUBLISHED, Truth.FALSE, "Failed" if record.outcome else "NotYet", "")
 
 
-def _fields(previous: Mapping[str, Any], told: Told) -> dict[str, Any]:
+def _fields(job: Mapping[str, Any], previous: Mapping[str, Any], told: Told) -> dict[str, Any]:
     """Everything but conditions. Progress that nobody tells any more stays as it was told last."""
     record, plan = told.course.record, told.plan
     resolved = plan.resolved.model_dump(mode="json", by_alias=True, exclude_none=True) if plan and plan.resolved else None
@@ -209,23 +209,24 @@ def _fields(previous: Mapping[str, Any], told: Told) -> dict[str, Any]:
         "completionTime": stamp(record.completed) if record.completed else None,
         "outcome": record.outcome or None,
         "retryTime": stamp(record.retry) if record.retry and told.course.stage is Stage.WAITING else None,
+        "ending": dict(record.ending) if record.ending and told.course.stage is Stage.ENDING else None,
         "history": [dict(item) for item in record.history] or None,
         "cardsHeld": told.held.get(resource, 0) if resource else None,
         "resolved": resolved,
-        **_progress(previous, told),
+        **_progress(previous, str(job["spec"].get("output") or ""), told),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _progress(previous: Mapping[str, Any], told: Told) -> dict[str, Any]:
+def _progress(previous: Mapping[str, Any], output: str, told: Told) -> dict[str, Any]:
     words = [word for pod in _current(told) if (word := last_word(pod))]
     word = max(words, key=lambda item: item["step"] if isinstance(item.get("step"), int) else -1, default={})
     found: dict[str, Any] = {name: previous[name] for name in (*_PROGRESS, "checkpoint", "adapter") if name in previous}
     found |= _read(word, _PROGRESS)
-    for name, table, needed in (("checkpoint", _CHECKPOINT, "step"), ("adapter", _ADAPTER, "path")):
-        part = _read(word.get(name), table)
-        if needed in part:
-            found[name] = part
+    if checkpoint := _read(word, _CHECKPOINT):
+        found["checkpoint"] = checkpoint
+    if adapter := _read(word.get("adapter"), _ADAPTER):
+        found["adapter"] = {"path": output, **adapter}  # the trainer knows it by its path in the pod
     return found
 
 

@@ -84,6 +84,7 @@ FINETUNE_CASES = [
     Case("lora-dropout", finetune({"lora": {"dropout": 0}}), finetune({"lora": {"dropout": 1}}), "less than 1"),
     Case("training-accumulation", _training(gradientAccumulation=4), _training(gradientAccumulation=5), "at most 4"),
     Case("training-end", _training(steps=10), _training(steps=10, epochs=1), "keep one"),
+    Case("training-batch", _training(batchTokens=16), _training(batchTokens=16, batchSize=8), "keep one"),
     Case("training-rate", _training(learningRate=1), _training(learningRate=0), "for example 2e-4"),
     Case("training-warmup", _training(warmup=0), _training(warmup=1.0), "share of the steps"),
     Case("training-decay", _training(weightDecay=0.999), _training(weightDecay=1), "weightDecay"),

@@ -27,6 +27,7 @@ WRONG: dict[str, tuple[str, Json]] = {
     "a rank below 16": ("spec.lora.rank", finetune({"lora": {"rank": 0}})),
     "a target twice": ("spec.lora.targets[1]", finetune({"lora": {"targets": ["q", "q"]}})),
     "a rate as text": ("spec.training.learningRate", finetune({"training": {"learningRate": "2e-4"}})),
+    "an unknown data format": ("spec.data.format", finetune({"data": {"format": "csv"}})),
     "an unknown number format": ("spec.training.dtype", finetune({"training": {"dtype": "fp8"}})),
     "more than half held back": ("spec.evaluation.share", finetune({"evaluation": {"share": 0.6}})),
     "no attempt": ("spec.policy.maxAttempts", finetune({"policy": {"maxAttempts": 0}})),
@@ -65,7 +66,7 @@ def test_how_long_and_how_often_a_job_tries_may_change_at_any_time(api: Api, cha
 
 EVERYTHING: Json = {
     "model": {"memory": "64Gi"},
-    "data": {"maxLength": 1024},
+    "data": {"maxLength": 1024, "longRows": "cut", "format": "openai", "lenient": True},
     "lora": {"rank": 64, "alpha": 64, "dropout": 0.05, "targets": ["q_b_proj", "o_proj"]},
     "training": {
         "epochs": 3,

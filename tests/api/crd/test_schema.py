@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from glm5_operator.api.finetune import GLM5FinetuneJob
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.api.service import GLM5Service
+from glm5_operator.cli import documents
 from tests.api.crd.conftest import Api
 from tests.api.crd.documents import REMOVED, TINY, Json, pool, service
 from tests.cluster.api import ApiCluster
@@ -226,7 +228,7 @@ def _objects(schema: Json, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_a_sample_is_taken_by_the_api_server_and_is_about_ten_lines(api: Api, path: Path) -> None:
     text = path.read_text()
-    document = yaml.safe_load(text)
+    (document,) = documents.load(text, path.name)  # as kubectl reads it
     assert api.create(document).accepted
-    (GLM5Service if document["kind"] == "GLM5Service" else NPUPool).parse(document)
+    {"GLM5Service": GLM5Service, "GLM5FinetuneJob": GLM5FinetuneJob, "NPUPool": NPUPool}[document["kind"]].parse(document)
     assert document["kind"] != "GLM5Service" or len([line for line in text.splitlines() if not line.startswith("#")]) <= 10

@@ -17,11 +17,12 @@ pytestmark = pytest.mark.api
 
 DONE = {
     "step": 90,
-    "total_steps": 90,
+    "total": 90,
+    "checkpoint_step": 80,
     "epoch": 3.0,
     "loss": 0.51234567,
     "tokens_per_second": 1234.5,
-    "adapter": {"path": "/output/support", "sha256": "ab", "size": 7},
+    "adapter": {"path": "/output/support", "sha256": "ab", "bytes": 7},
 }
 
 
@@ -47,7 +48,8 @@ def test_two_nodes_train_and_end_well(kube: Kube, home: str, training: Training)
     status = training.status()
     assert training.condition()["status"] == "True"
     assert (status["outcome"], status["step"], status["totalSteps"], status["loss"]) == ("Succeeded", 90, 90, 0.512346)
-    assert status["adapter"] == {"path": "/output/support", "sha256": "ab", "size": 7}
+    assert status["adapter"] == {"path": "pvc://adapters/support", "sha256": "ab", "size": 7}
+    assert status["checkpoint"] == {"step": 80}
     assert status["cardsHeld"] == 0
     assert training.condition("Published")["status"] == "True"
     assert kube.get("GLM5FinetuneJob", home, "tune")["spec"] == written["spec"], "the operator writes no spec"

@@ -1,0 +1,273 @@
+"""What happens next with a fine-tuning job, and that an ended one stays ended. Pure: time is a number, objects are Kubernetes's own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from glm5_operator.api.finetune import GLM5FinetuneJob, GLM5FinetuneJobSpec
+from glm5_operator.status.course import Course, Seen, Stage, course
+from tests.support.clock import at, stamp
+from tests.support.runs import a_job, a_rank, failed
+from tests.support.trainers import finetune
+
+Json = dict[str, Any]
+RUNNING: Json = {"attempt": 1, "startTime": stamp(at())}
+
+
+def spec(**policy: object) -> GLM5FinetuneJobSpec:
+    document = finetune("prod", pool="training", **({"policy": policy} if policy else {}))
+    return GLM5FinetuneJob.parse({**document, "apiVersion": "glm5.dev/v1alpha1"}).spec
+
+
+def decide(status: Json, *jobs: Json, pods: tuple[Json, ...] = (), minutes: float = 1, policy: Json | None = None, **seen: Any) -> Course:  # noqa: ANN401 - fields of Seen
+    return course(status, spec(**(policy or {})), Seen(jobs, pods, **seen), at(minutes=minutes))
+
+
+def told(attempt: int, cause: str, **fields: object) -> Json:
+    return {"attempt": attempt, "cause": cause, "message": "m", "time": stamp(at()), **fields}
+
+
+def test_a_new_job_is_due_at_once() -> None:
+    assert decide({}).stage is Stage.DUE
+
+
+def test_an_attempt_that_runs_stays_as_it_is() -> None:
+    job = a_job()
+    found = decide(RUNNING, job, pods=(a_rank(),))
+
+    assert (found.stage, found.job) == (Stage.RUNNING, job)
+
+
+def test_an_attempt_that_the_status_does_not_know_yet_is_found_by_its_job() -> None:
+    found = decide({}, a_job(3), pods=(a_rank(attempt=3),))
+
+    assert (found.stage, found.record.attempt, found.record.started) == (Stage.RUNNING, 3, at())
+
+
+# --- the end of an attempt --------------------------------------------------------------------------------------------------
+
+
+def test_after_the_first_failed_pod_the_others_have_a_moment_to_say_why() -> None:
+    pods = (failed(finished=at(seconds=50)), a_rank(1))
+    found = decide(RUNNING, a_job(1, "FailureTarget", since=at(seconds=50)), pods=pods, minutes=1)
+
+    assert found.stage is Stage.ENDING
+    assert found.until == at(seconds=65)
+    assert found.record.history == ()
+
+
+def test_a_job_that_has_failed_is_told_with_the_cause_and_stays_for_its_logs() -> None:
+    job = a_job(1, "FailureTarget", "Failed")
+    found = decide(RUNNING, job, pods=(failed(word={"step": 40, "message": "boom"}),))
+
+    assert found.stage is Stage.WAITING
+    assert found.job is job
+    assert found.record.failures == 1
+    (entry,) = found.record.history
+    assert (entry["attempt"], entry["cause"], entry["step"], entry["exitCode"], entry["node"]) == (1, "Unknown", 40, 1, "n0")
+
+
+def test_a_failing_job_whose_other_pods_do_not_end_goes() -> None:
+    found = decide(RUNNING, a_job(1, "FailureTarget"), pods=(failed(finished=at()), a_rank(1)))
+
+    assert found.record.history != ()
+    assert found.job is None
+
+
+def test_why_a_pod_was_evicted_is_known_when_it_is_gone() -> None:
+    evicted = a_rank(disrupted="EvictionByEvictionAPI", deleted=True)
+    ending = decide(RUNNING, a_job(1, "FailureTarget", since=at(seconds=5)), pods=(evicted,), minutes=0.1)
+    assert ending.stage is Stage.ENDING
+    assert ending.record.ending is not None
+
+    found = decide({**RUNNING, "ending": ending.record.ending}, a_job(1, "FailureTarget", "Failed"))
+
+    assert found.record.history[0]["cause"] == "Preempted"
+    assert (found.record.failures, found.record.ending) == (0, None)
+
+
+def test_what_was_told_of_an_earlier_attempt_explains_nothing() -> None:
+    found = decide({"attempt": 2, "ending": told(1, "Preempted")}, a_job(2, "Failed"))
+
+    assert found.record.history[0]["cause"] == "Unknown"
+
+
+@pytest.mark.parametrize(("code", "cause"), [(2, "Configuration"), (3, "Data"), (4, "NumericalError")])
+def test_what_would_be_met_again_ends_the_job(code: int, cause: str) -> None:
+    found = decide(RUNNING, a_job(1, "Failed"), pods=(failed(code=code),))
+
+    assert (found.stage, found.record.outcome, found.record.reason) == (Stage.FINISHED, "Failed", cause)
+
+
+def test_waits_double_up_to_five_minutes() -> None:
+    waits = []
+    for failures in range(9):
+        status = {**RUNNING, "failures": failures}
+        found = decide(status, a_job(1, "Failed"), pods=(failed(),), policy={"maxAttempts": 100})
+        assert found.record.retry is not None
+        waits.append((found.record.retry - at(minutes=1)).total_seconds())
+
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_the_last_attempt_ends_the_job() -> None:
+    found = decide({**RUNNING, "failures": 2}, a_job(1, "Failed"), pods=(failed(word="boom"),))
+
+    assert (found.record.outcome, found.record.reason) == ("Failed", "AttemptsUsedUp")
+    assert "boom" in found.record.message
+
+
+def test_preemption_costs_nothing_and_waits_for_nothing() -> None:
+    pods = (failed(code=143, disrupted="PreemptionByScheduler"),)
+    found = decide({**RUNNING, "failures": 2}, a_job(1, "Failed"), pods=pods)
+
+    assert (found.stage, found.record.failures) == (Stage.DUE, 2)
+
+
+def test_the_next_attempt_begins_when_its_time_has_come() -> None:
+    status = {**RUNNING, "failures": 1, "history": [told(1, "Unknown")], "retryTime": stamp(at(minutes=2))}
+
+    early = decide(status, a_job(1, "Failed"), minutes=1)
+    assert (early.stage, early.until) == (Stage.WAITING, at(minutes=2))
+    assert decide(status, a_job(1, "Failed"), minutes=2).stage is Stage.DUE
+
+
+def test_the_next_attempt_waits_for_pods_of_the_last_one() -> None:
+    status = {**RUNNING, "history": [told(1, "Unknown")]}
+    clearing = decide(status, pods=(a_rank(deleted=True),))
+
+    assert clearing.stage is Stage.CLEARING
+    assert "tune-attempt-1-0" in clearing.message
+
+
+def test_it_does_not_wait_for_pods_on_a_lost_node() -> None:
+    status = {**RUNNING, "history": [told(1, "NodeLost")]}
+
+    assert decide(status, pods=(a_rank(deleted=True),), lost_nodes=frozenset({"n0"})).stage is Stage.DUE
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_silent_for_a_moment_ends_nothing() -> None:
+    pods = (a_rank(ready_changed=at(seconds=50)),)
+    found = decide(RUNNING, a_job(), pods=pods, lost_nodes=frozenset({"n0"}), minutes=1)
+
+    assert (found.stage, found.until) == (Stage.RUNNING, at(seconds=80))
+
+
+def test_a_node_that_stays_silent_ends_the_attempt_at_once_and_its_job_goes() -> None:
+    pods = (a_rank(ready_changed=at()), a_rank(1, node="n1"))
+    found = decide(RUNNING, a_job(), pods=pods, lost_nodes=frozenset({"n0"}), minutes=1)
+
+    assert found.record.history[0]["cause"] == "NodeLost"
+    assert found.job is None
+
+
+def test_a_node_that_is_gone_ends_the_attempt_at_once() -> None:
+    gone = frozenset({"n0"})
+
+    assert decide(RUNNING, a_job(), pods=(a_rank(),), lost_nodes=gone, gone_nodes=gone).record.history[0]["cause"] == "NodeLost"
+
+
+def test_a_pod_that_has_ended_well_does_not_care_for_its_node() -> None:
+    gone = frozenset({"n0"})
+
+    assert decide(RUNNING, a_job(), pods=(a_rank(phase="Succeeded", code=0),), lost_nodes=gone, gone_nodes=gone).stage is Stage.RUNNING
+
+
+# --- what users do ----------------------------------------------------------------------------------------------------------
+
+
+def test_suspended_the_job_goes_and_the_attempt_costs_nothing() -> None:
+    found = decide(RUNNING, a_job(), pods=(a_rank(),), policy={"suspend": True})
+
+    assert (found.stage, found.job, found.record.failures) == (Stage.SUSPENDED, None, 0)
+    assert found.record.history[0]["cause"] == "Suspended"
+
+
+def test_resumed_it_is_due_when_the_old_pods_are_gone() -> None:
+    status = {**RUNNING, "history": [told(1, "Suspended")]}
+
+    assert decide(status, policy={"suspend": True}).stage is Stage.SUSPENDED
+    assert decide(status).stage is Stage.DUE
+
+
+def test_suspended_before_it_began_it_never_begins() -> None:
+    assert decide({}, policy={"suspend": True}).stage is Stage.SUSPENDED
+
+
+def test_a_run_that_ends_well_while_it_is_being_suspended_has_ended_well() -> None:
+    assert decide(RUNNING, a_job(1, "Complete"), policy={"suspend": True}).record.outcome == "Succeeded"
+
+
+@pytest.mark.parametrize("status", [RUNNING, {**RUNNING, "history": [told(1, "Unknown")]}], ids=["running", "waiting"])
+def test_a_deadline_ends_the_job(status: Json) -> None:
+    found = decide(status, a_job(), pods=(a_rank(),), policy={"deadline": "1h"}, minutes=60)
+
+    assert (found.stage, found.record.reason, found.job) == (Stage.FINISHED, "DeadlineExceeded", None)
+
+
+def test_the_deadline_is_looked_at_in_time() -> None:
+    assert decide(RUNNING, a_job(), pods=(a_rank(),), policy={"deadline": "1h"}).until == at(hours=1)
+
+
+def test_a_missing_job_was_deleted_by_somebody() -> None:
+    found = decide(RUNNING)
+
+    assert (found.stage, found.record.history[0]["cause"], found.record.failures) == (Stage.WAITING, "PodDeleted", 1)
+
+
+# --- the end of a job -------------------------------------------------------------------------------------------------------
+
+RECORD = {"outcome": "Succeeded", "reason": "Succeeded", "message": "m", "attempt": "2", "time": stamp(at())}
+DONE = {
+    "attempt": 2,
+    "outcome": "Succeeded",
+    "completionTime": stamp(at()),
+    "conditions": [{"type": "Finished", "status": "True", "reason": "Succeeded", "message": "m"}],
+}
+
+
+@pytest.mark.parametrize("has_status", [True, False])
+@pytest.mark.parametrize("has_record", [True, False])
+@pytest.mark.parametrize("has_job", [True, False])
+def test_an_ended_job_stays_ended_as_long_as_one_of_three_knows_it(has_status: bool, has_record: bool, has_job: bool) -> None:
+    jobs = (a_job(2, "Complete"),) if has_job else ()
+    found = decide(DONE if has_status else {}, *jobs, outcome=RECORD if has_record else {})
+
+    if has_status or has_record or has_job:
+        assert (found.stage, found.record.outcome, found.record.attempt) == (Stage.FINISHED, "Succeeded", 2)
+    else:
+        assert found.stage is Stage.DUE
+
+
+def test_a_failed_job_keeps_its_reason_whatever_else_happened_to_its_status() -> None:
+    failed_for = {"outcome": "Failed", "conditions": [{"type": "Finished", "status": "True", "reason": "Data", "message": "line 7"}]}
+    found = decide({**failed_for, "attempt": 1}, policy={"maxAttempts": 99})
+
+    assert (found.record.reason, found.record.message) == ("Data", "line 7")
+
+
+def test_an_ended_job_whose_status_was_restored_loses_a_job_that_runs() -> None:
+    assert decide(DONE, a_job(2), pods=(a_rank(attempt=2),)).job is None
+
+
+def test_pods_of_an_ended_job_stay_for_their_time() -> None:
+    kept = decide(DONE, a_job(2, "Complete"), policy={"ttlAfterFinished": "1h"}, minutes=59)
+    gone = decide(DONE, a_job(2, "Complete"), policy={"ttlAfterFinished": "1h"}, minutes=60)
+
+    assert (kept.job is not None, kept.until) == (True, at() + timedelta(hours=1))
+    assert gone.job is None
+
+
+def test_a_long_history_keeps_the_newest_and_counts_all() -> None:
+    history = [told(number, "Unknown") for number in range(1, 21)]
+    status = {"attempt": 21, "failures": 20, "history": history, "startTime": stamp(at())}
+    found = decide(status, a_job(21, "Failed"), pods=(failed(attempt=21),), policy={"maxAttempts": 99})
+
+    assert [entry["attempt"] for entry in found.record.history] == list(range(2, 22))
+    assert found.record.failures == 21

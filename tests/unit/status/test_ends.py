@@ -1,0 +1,100 @@
+"""Why an attempt ended: each kind of end is told apart, and of several the one that explains the others. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from glm5_operator.status.ends import FREE, PASSING, Cause, explaining, last_word, pod_end
+from tests.support.clock import at
+from tests.support.runs import a_rank, failed
+
+Json = dict[str, Any]
+
+
+def cause_of(pod: Json, *, lost: bool = False) -> Cause | None:
+    end = pod_end(pod, node_is_lost=lost)
+    return None if end is None else end.cause
+
+
+def test_a_pod_that_runs_or_has_ended_well_has_no_end_to_explain() -> None:
+    assert cause_of(a_rank()) is None
+    assert cause_of(a_rank(phase="Succeeded", code=0)) is None
+    assert cause_of(a_rank(phase="Pending")) is None
+
+
+ENDS: dict[str, tuple[Json, Cause]] = {
+    "settings that can't be used": (failed(code=2, word={"outcome": "ConfigError", "message": "lora.rank: 8"}), Cause.CONFIGURATION),
+    "data that can't be used": (failed(code=3, word={"outcome": "DataError", "message": "line 7"}), Cause.DATA),
+    "numbers that aren't finite": (failed(code=4, word={"outcome": "NotFinite", "message": "layer 3"}), Cause.NUMERICAL),
+    "the disk": (failed(code=5, word={"outcome": "CheckpointError", "message": "no space"}), Cause.STORAGE),
+    "asked to stop by nobody we know": (failed(code=143, word={"outcome": "Interrupted", "message": "stopped"}), Cause.UNKNOWN),
+    "main memory": (failed(code=137, reason="OOMKilled"), Cause.OUT_OF_MEMORY),
+    "memory of a card": (failed(word="torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2 GiB"), Cause.OUT_OF_MEMORY),
+    "a card's error code in the log": (failed(word="RuntimeError: ACL error 507033, device open failed"), Cause.CARD_FAULT),
+    "an uncorrectable memory error": (failed(word="fault 80E01801 on device 3"), Cause.CARD_FAULT),
+    "a number that is no error code": (failed(word="loss at token 8507033 is 3.2"), Cause.UNKNOWN),
+    "a crash without words": (failed(code=139), Cause.UNKNOWN),
+    "made room for another": (failed(code=143, disrupted="PreemptionByScheduler"), Cause.PREEMPTED),
+    "drained": (failed(code=143, disrupted="EvictionByEvictionAPI"), Cause.PREEMPTED),
+    "tainted away": (a_rank(disrupted="DeletionByTaintManager", deleted=True), Cause.PREEMPTED),
+    "collected with its node": (failed(code=137, disrupted="DeletionByPodGC"), Cause.NODE_LOST),
+    "deleted by somebody": (a_rank(deleted=True), Cause.POD_DELETED),
+    "deleted and ended by the signal": (failed(code=143, deleted=True), Cause.POD_DELETED),
+}
+
+
+@pytest.mark.parametrize(("pod", "cause"), ENDS.values(), ids=ENDS)
+def test_each_kind_of_end_has_its_cause(pod: Json, cause: Cause) -> None:
+    assert cause_of(pod) is cause
+
+
+def test_a_node_that_can_not_give_its_cards_is_a_card_fault() -> None:
+    pod = a_rank(phase="Failed")
+    pod["status"] |= {"reason": "UnexpectedAdmissionError", "message": "Allocate failed", "containerStatuses": []}
+
+    assert cause_of(pod) is Cause.CARD_FAULT
+
+
+def test_a_pod_on_a_lost_node_is_lost_whatever_it_said_last() -> None:
+    assert cause_of(a_rank(), lost=True) is Cause.NODE_LOST
+
+
+def test_the_message_names_pod_node_code_and_last_words() -> None:
+    end = pod_end(failed(1, code=1, word="\x1b[31mTraceback\x1b[0m\n  boom\n", node="n7"), node_is_lost=False)
+
+    assert end is not None
+    assert end.message == "pod tune-attempt-1-1 on node n7: exit code 1: Traceback | boom"
+    assert (end.node, end.exit_code, end.time) == ("n7", 1, at())
+
+
+def test_the_rank_that_knows_why_explains_those_that_only_lost_it() -> None:
+    pods = [
+        failed(0, code=1, word="connection reset by peer", finished=at(seconds=1)),
+        failed(1, code=4, word={"outcome": "NotFinite", "message": "layer 3"}, finished=at(seconds=2)),
+        failed(2, code=143, deleted=True, finished=at(seconds=3)),
+    ]
+    ends = [end for pod in pods if (end := pod_end(pod, node_is_lost=False)) is not None]
+
+    found = explaining(ends)
+    assert found is not None
+    assert found.cause is Cause.NUMERICAL
+
+
+def test_of_two_with_one_cause_the_earlier_explains() -> None:
+    pods = [failed(0, word="later", finished=at(seconds=9)), failed(1, word="sooner", finished=at(seconds=2))]
+    found = explaining(end for pod in pods if (end := pod_end(pod, node_is_lost=False)) is not None)
+
+    assert found is not None
+    assert "sooner" in found.message
+
+
+def test_only_what_may_pass_is_tried_again_and_only_what_others_decided_is_free() -> None:
+    assert set(Cause) - PASSING == {Cause.CONFIGURATION, Cause.DATA, Cause.NUMERICAL, Cause.OUT_OF_MEMORY}
+    assert {Cause.PREEMPTED, Cause.SUSPENDED} == FREE
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[1]", '"word"', "null"])
+def test_a_last_word_that_is_no_object_is_none(text: str) -> None:
+    assert last_word(failed(word=text)) == {}
