@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 LOGITS_BYTES = 64 << 20
 """Logits held at a time, fp32."""
-_FP16_SCALE = 1024.0
-"""A probability below 6e-8 is zero in fp16; most of a large vocabulary's are. Weights stay so far below 65504 / 1024 that products don't
-overflow."""
+_FP16_LARGEST = 1024.0
+"""What the largest slope of a chunk is scaled to in fp16: a probability below 6e-8 is zero there, and most of a large vocabulary's are.
+Weights stay so far below 65504 / 1024 that products don't overflow."""
 
 
 def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -28,10 +28,15 @@ def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
+def wide(values: Tensor) -> torch.dtype:
+    """The type that sums over values are kept in."""
+    return torch.promote_types(values.dtype, torch.float32)
+
+
 class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:  # noqa: ANN401 - what torch hands in
-        wanted = _Wanted.of(ctx, hidden, weight)
+        wanted = HeadGradients.of(ctx, hidden, weight)
         loss = torch.zeros((), device=hidden.device)
         step = max(1, LOGITS_BYTES // (4 * weight.shape[0]))
         for start in range(0, len(hidden), step):
@@ -52,29 +57,36 @@ class _SummedLoss(torch.autograd.Function):
         return hidden if hidden is None else hidden.to(ctx.kind), weight if weight is None else weight.to(ctx.kind), None
 
 
-class _Wanted:
-    """Gradients that somebody asks for, both fp32: of the hidden states [M, hidden], of the head's weight [V, hidden]."""
+class HeadGradients:
+    """Gradients that somebody asks for: of the hidden states [M, hidden], of the head's weight [V, hidden]; fp32, float64 for float64.
+
+    For losses that know the slope of their logits while they still hold them: this one, and `rl.head`'s.
+    """
 
     def __init__(self, hidden: Tensor | None, weight: Tensor | None) -> None:
         self.hidden, self.weight = hidden, weight
 
     @classmethod
-    def of(cls, ctx: FunctionCtx, hidden: Tensor, weight: Tensor) -> _Wanted:
+    def of(cls, ctx: FunctionCtx, hidden: Tensor, weight: Tensor) -> HeadGradients:
+        """Empty ones, for the inputs that need them."""
         ctx.kind = hidden.dtype  # type: ignore[attr-defined] # torch's place for one's own
         asked = ctx.needs_input_grad  # type: ignore[attr-defined] # its stubs don't have it
-        return cls(
-            *(torch.zeros_like(each, dtype=torch.float32) if ask else None for each, ask in zip((hidden, weight), asked, strict=False))
-        )
+        return cls(*(torch.zeros_like(each, dtype=wide(each)) if ask else None for each, ask in zip((hidden, weight), asked, strict=False)))
 
     @property
     def any(self) -> bool:
+        """Whether a slope is worth working out."""
         return self.hidden is not None or self.weight is not None
 
     def add(self, rows: slice, slope: Tensor, hidden: Tensor, weight: Tensor) -> None:
-        """Slope of the logits [m, V] fp32."""
-        scale = _FP16_SCALE if hidden.dtype == torch.float16 else 1.0
-        narrow = (slope if scale == 1.0 else slope.mul_(scale)).to(hidden.dtype)
+        """Slope of the logits [m, V] fp32, which is used up."""
+        scale = _FP16_LARGEST / slope.abs().amax().clamp_min(1e-30) if hidden.dtype == torch.float16 else None
+        narrow = (slope if scale is None else slope.mul_(scale)).to(hidden.dtype)
         if self.hidden is not None:
-            self.hidden[rows] = (narrow @ weight).float() / scale
+            self.hidden[rows] = _unscaled(narrow @ weight, self.hidden.dtype, scale)
         if self.weight is not None:
-            self.weight += (narrow.t() @ hidden).float() / scale
+            self.weight += _unscaled(narrow.t() @ hidden, self.weight.dtype, scale)
+
+
+def _unscaled(product: Tensor, kind: torch.dtype, scale: Tensor | None) -> Tensor:
+    return product.to(kind) if scale is None else product.to(kind) / scale
