@@ -10,7 +10,6 @@ from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
 from torch.nn import functional
 
-from glm5_runtime.model.adapter_files import targets
 from glm5_runtime.train.data.example import Example
 from tests.runtime.model.oracle import trained
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from glm5_runtime.config import ModelConfig
     from glm5_runtime.train.config import LoraConfig
     from glm5_runtime.train.lora import LoraModule, LowRank
 
@@ -66,16 +64,17 @@ def as_peft(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def share_numbers(model: Any, places: Places, seed: int = 5) -> None:  # noqa: ANN401 - PEFT's own class
-    """Random numbers for all adapters, none of them zero, the same in both models."""
+    """Random numbers for all adapters, none of them zero, the same in both models; `model` None: in ours alone."""
     generator = torch.Generator().manual_seed(seed)
-    theirs = dict(model.named_parameters())
+    theirs = dict(model.named_parameters()) if model is not None else None
     with torch.no_grad():
         for path, (module, name) in places.items():
             pair: LowRank = module.adapters[name]
             for tensor in (pair.down, pair.up):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.05)
-            for key, own in zip(peft_names(path), as_peft(pair.down, pair.up), strict=True):
-                theirs[key].copy_(own)
+            if theirs is not None:
+                for key, own in zip(peft_names(path), as_peft(pair.down, pair.up), strict=True):
+                    theirs[key].copy_(own)
 
 
 def peft_loss(model: Any, examples: Sequence[Example]) -> Tensor:  # noqa: ANN401 - PEFT's own class
@@ -95,7 +94,3 @@ def gradients_of_peft(model: Any, places: Mapping[str, object]) -> dict[str, tup
         down, up = (named[name].grad for name in peft_names(path))
         found[path] = (down, up)
     return found
-
-
-def module_paths(config: ModelConfig) -> list[str]:
-    return list(targets(config))
