@@ -208,9 +208,16 @@ def test_a_frozen_head_gets_no_gradient_and_none_is_worked_out_without_autograd(
     hidden, weight, batch = small_batch()
 
     policy_loss(hidden, weight.detach(), batch, PolicySettings()).loss.backward()
-    with torch.no_grad():
-        silent = policy_loss(hidden, weight, batch, PolicySettings())
+    asked: list[bool] = []
 
+    def terms(log_probs: Tensor, _entropy: Tensor, _rows: slice) -> Tensor:
+        asked.append(log_probs.requires_grad)
+        return log_probs
+
+    with torch.no_grad():
+        silent = head_loss(hidden, weight, batch.targets, terms)
+
+    assert asked == [False]
     assert hidden.grad is not None
     assert weight.grad is None
     assert not silent.loss.requires_grad
