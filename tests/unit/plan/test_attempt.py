@@ -294,6 +294,12 @@ def test_a_pod_template_may_bring_what_the_site_needs() -> None:
 # --- advice -----------------------------------------------------------------------------------------------------------------
 
 
+def test_more_than_one_card_is_advised_against_as_long_as_the_runtime_trains_in_one_process() -> None:
+    (found,) = advice(job(parallelism={"npusPerNode": 2}).spec)
+
+    assert "one process" in found.message
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -307,7 +313,7 @@ def test_a_pod_template_may_bring_what_the_site_needs() -> None:
     ],
 )
 def test_what_is_unwise_is_told_and_not_refused(spec: Json, words: tuple[str, ...]) -> None:
-    found = advice(job(spec).spec)
+    found = advice(job(spec, parallelism={"npusPerNode": 1}).spec)
 
     assert len(found) == len(words)
     assert all(word in finding.message for word, finding in zip(words, found, strict=True))
