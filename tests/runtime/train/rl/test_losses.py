@@ -184,7 +184,7 @@ def test_logits_of_all_rows_are_never_held(monkeypatch: pytest.MonkeyPatch) -> N
     largest, kept = [0], [0]
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
             result = function(*args, **(kwargs or {}))
             for each in result if isinstance(result, tuple) else (result,):
                 if isinstance(each, torch.Tensor) and each.data_ptr() != weight.data_ptr():

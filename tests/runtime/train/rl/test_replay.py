@@ -59,7 +59,7 @@ def test_a_batch_is_made_once_from_the_rows_and_later_rollouts_do_not_change_it(
     made: list[tuple[str, int]] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
             result = function(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor) and result.shape == (3, 9) and not function.is_view:
                 made.append((function.name(), result.data_ptr()))
