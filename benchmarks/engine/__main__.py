@@ -75,6 +75,7 @@ def run(name: str) -> dict[str, list[float]]:
     """One part in a new process: what another part has left in memory or caches changes nothing."""
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}", "HF_HUB_OFFLINE": "1"}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `glm5-runtime` sets it; for both sides
     if name != "http":  # the server takes its threads from there; the others set theirs
         environ.pop("OMP_NUM_THREADS", None)
     command = [sys.executable, "-m", "benchmarks.engine.parts", name]

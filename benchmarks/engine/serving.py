@@ -1,4 +1,7 @@
-"""64 streaming HTTP clients against the same engine without a server: two processes, since a server's clients are elsewhere too."""
+"""64 streaming HTTP clients against the same engine without a server: two processes, since a server's clients are elsewhere too.
+
+Beside the share: processor time a token of the server's event loop, of its other threads (the engine), and of the engine alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -22,7 +26,8 @@ CLIENTS, NEW, REPEATS = 64, 128, 5
 
 def http_share() -> dict[str, list[float]]:
     """Tokens a second of the clients together, as a share of what the engine alone makes of the same prompts."""
-    figures: dict[str, list[float]] = {"http_share": [], "http_tokens_s": [], "offline_tokens_s": []}
+    names = ("http_share", "http_tokens_s", "offline_tokens_s", "loop_us", "engine_us", "offline_us")
+    figures: dict[str, list[float]] = {name: [] for name in names}
     prompts = [prompt(32 + client % 16) for client in range(CLIENTS)]
     offline = Ours(TINY, max_sequences=CLIENTS)
     offline.generate(prompts, 8)
@@ -37,15 +42,25 @@ def http_share() -> dict[str, list[float]]:
         _wait(port)
         asyncio.run(_stream_all(port, prompts, 8))
         for _ in range(REPEATS):
+            used = time.process_time()
             alone = CLIENTS * NEW / offline.generate(prompts, NEW)
+            used = time.process_time() - used
+            before = _cpu_seconds(server.pid)
             served = CLIENTS * NEW / asyncio.run(_stream_all(port, prompts, NEW))
-            figures["http_share"].append(served / alone)
-            figures["http_tokens_s"].append(served)
-            figures["offline_tokens_s"].append(alone)
+            loop, others = (after - begin for after, begin in zip(_cpu_seconds(server.pid), before, strict=True))
+            found = (served / alone, served, alone, *(seconds / (CLIENTS * NEW) * 1e6 for seconds in (loop, others, used)))
+            for name, value in zip(names, found, strict=True):
+                figures[name].append(value)
     finally:
         server.terminate()
         server.wait(30)
     return figures
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float]:
+    """Of a process's main thread, where its event loop runs, and of its other threads. From the scheduler's count, in nanoseconds."""
+    used = {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in Path(f"/proc/{pid}/task").iterdir()}
+    return used[pid], sum(used.values()) - used[pid]
 
 
 def _wait(port: int) -> None:
