@@ -188,6 +188,38 @@ def test_a_header_of_exactly_100_000_bytes_is_fine(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path).read("a").tolist() == [0.0]
 
 
+def _described(dtype: str = "F32", shape: tuple[int, ...] = (1,), offsets: tuple[int, int] = (0, 4)) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+LIES: list[tuple[str, object, int | None, int]] = [  # what it is, header, the length that the file says (None: the true one), bytes of data
+    ("longer than any memory", {"a": _described()}, 2**40, 4),
+    ("the longest of all", {"a": _described()}, 2**64 - 1, 4),
+    ("overlapping offsets", {"a": _described(), "b": _described(offsets=(2, 6))}, None, 6),
+    ("the same offsets twice", {"a": _described(), "b": _described()}, None, 4),
+    ("offsets with a gap", {"a": _described(offsets=(4, 8))}, None, 8),
+    ("offsets backwards", {"a": _described(offsets=(4, 0))}, None, 4),
+    ("negative offsets", {"a": _described(offsets=(-4, 0))}, None, 4),
+    ("offsets past the end of the file", {"a": _described(), "b": _described(shape=(99,), offsets=(4, 400))}, None, 8),
+    ("data that nothing describes", {"a": _described()}, None, 8),
+    ("a shape larger than its offsets", {"a": _described(shape=(2,))}, None, 4),
+    ("a type larger than its offsets", {"a": _described("F64")}, None, 4),
+    ("a shape beyond 64 bits", {"a": _described(shape=(2**62, 2**62), offsets=(0, 0))}, None, 0),
+    ("an unknown type", {"a": _described("F31")}, None, 4),
+    ("a list", [], None, 0),
+    ("a number", 7, None, 0),
+]
+
+
+@pytest.mark.parametrize(("header", "length", "data"), [lie[1:] for lie in LIES], ids=[lie[0] for lie in LIES])
+def test_a_header_that_lies_is_refused_with_its_file(header: object, length: int | None, data: int, tmp_path: Path) -> None:
+    path, text = tmp_path / "model.safetensors", json.dumps(header).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + b"\0" * data)
+
+    with pytest.raises(WeightsError, match=rf"^{re.escape(str(path))}: (header truncated|not a complete safetensors file)"):
+        Checkpoint(tmp_path)
+
+
 def test_a_folder_in_a_files_place_is_named_with_the_user_who_reads(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(WeightsError, match=r"model\.safetensors: not readable \(Is a directory\); .* uid \d+"):
