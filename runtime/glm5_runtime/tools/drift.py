@@ -16,12 +16,16 @@ from glm5_runtime.model.batch import Chunk, build_batch
 from glm5_runtime.model.cache import KVCache
 from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
+from glm5_runtime.ops.thinned import thinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
+
+    from glm5_runtime.ops.interface import OperatorSet
+    from glm5_runtime.ops.thinned import SparseKV
 
 _PAGE = 16
 _CPU = torch.device("cpu")
@@ -36,19 +40,24 @@ class Drift:
     positions: int
 
 
-def measure(model_dir: Path, other: Path, tokens: Sequence[int], cache_dtype: torch.dtype = torch.float32) -> Drift:
-    """From `model_dir` in fp32 to `other` with a cache of a type, both computing in fp32 on the CPU; raises ConfigError, WeightsError."""
-    wanted = _log_probabilities(model_dir, tokens, torch.float32)
-    got = _log_probabilities(other, tokens, cache_dtype)
+def measure(
+    model_dir: Path, other: Path, tokens: Sequence[int], cache_dtype: torch.dtype = torch.float32, sparse: SparseKV | None = None
+) -> Drift:
+    """From `model_dir` in fp32 to `other` with a cache of a type, which may look at fewer tokens (`sparse`).
+
+    Both compute in fp32 on the CPU. Raises ConfigError, WeightsError.
+    """
+    wanted = _log_probabilities(model_dir, tokens, torch.float32, operators("cpu"))
+    got = _log_probabilities(other, tokens, cache_dtype, operators("cpu") if sparse is None else thinned(operators("cpu"), sparse))
     kl = (wanted.exp() * (wanted - got)).sum(dim=-1)
     return Drift(float(kl.mean()), float((wanted.argmax(-1) == got.argmax(-1)).float().mean()), len(tokens))
 
 
 @torch.inference_mode()
-def _log_probabilities(model_dir: Path, tokens: Sequence[int], cache_dtype: torch.dtype) -> Tensor:
+def _log_probabilities(model_dir: Path, tokens: Sequence[int], cache_dtype: torch.dtype, ops: OperatorSet) -> Tensor:
     """[N, vocabulary] fp32. In chunks, so that most of the context is read from the cache."""
     config = ModelConfig.from_dir(model_dir)
-    decoder = load_decoder(config, model_dir, operators("cpu"), _CPU, torch.float32)
+    decoder = load_decoder(config, model_dir, ops, _CPU, torch.float32)
     pages = -(-len(tokens) // _PAGE)
     cache = KVCache.allocate(config, pages, _PAGE, _CPU, cache_dtype)
     numbers = list(range(1, pages + 1))

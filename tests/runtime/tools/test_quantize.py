@@ -20,6 +20,7 @@ from glm5_runtime.config import ModelConfig
 from glm5_runtime.model.cache import INT4
 from glm5_runtime.model.checkpoint_files import Checkpoint, WeightsError
 from glm5_runtime.model.quant import DESCRIPTION
+from glm5_runtime.ops.thinned import SparseKV
 from glm5_runtime.tools import quantize as maker
 from glm5_runtime.tools.drift import measure
 from glm5_runtime.tools.quantize import QuantizeError, quantize
@@ -71,6 +72,15 @@ def test_a_cache_in_few_bits_stays_near_fp32_on_real_text(
     drift = measure(TINY, TINY, text, cache)
     assert drift.kl < kl
     assert drift.top1 > top1
+
+
+def test_a_long_context_seen_in_part_drifts_far_from_fp32_but_not_without_bounds(text: list[int]) -> None:
+    """`--sparse-kv` scaled down to this text: index_topk of it is 64, so that most of what the model would read is out of sight."""
+    sparse = SparseKV(0.25, begin=128, window=80)
+    assert measure(TINY, TINY, text[:128], sparse=sparse).kl < 1e-9  # it has not begun
+    drift = measure(TINY, TINY, text, sparse=sparse)
+    assert 0.1 < drift.kl < 0.59  # measured: 0.4392
+    assert drift.top1 > 0.46  # measured: 0.594
 
 
 def test_a_sensitive_layer_can_stay_in_floats(text: list[int], tmp_path: Path) -> None:
