@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from glm5_runtime.engine.engine import Engine
+from glm5_runtime.text.template import built_in
 from tests.support import serving
 from tests.support.serving import EXPECTED, ask, error_of, events_of, joined
 
@@ -40,6 +42,33 @@ async def test_thinking_is_told_apart_from_the_answer(client: httpx.AsyncClient,
     assert (message["reasoning"], message["reasoning_content"], message["content"]) == (thought, thought, answer)
     assert (joined(stream, "reasoning"), joined(stream, "content")) == (thought, answer)
     assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == row["tokens"].index(11) + 1  # 11 is </think>
+
+
+async def test_the_templates_switches_mean_the_same_under_chat_template_kwargs(client: httpx.AsyncClient) -> None:
+    question, seen = THINKING[0]["question"], []
+    for fields in ({"enable_thinking": True}, {"enable_thinking": False}):
+        for request in (ask(question) | fields, ask(question, enable_thinking=None, chat_template_kwargs=fields)):
+            reply = (await client.post("/v1/chat/completions", json=request)).json()
+            ids = (await client.post("/tokenize", json=request)).json()["tokens"]
+            seen.append((ids, reply["choices"][0]["message"], reply["usage"]["completion_tokens"]))
+
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+    assert seen[0] != seen[2]
+
+
+@pytest.mark.parametrize(("version", "efforts"), [("5", 1), ("5.2", 2), ("5.3", 3)])
+async def test_reasoning_effort_changes_the_prompt_where_the_template_knows_it(engine: Engine, version: str, efforts: int) -> None:
+    service = serving.make_service(engine)
+    assert service.loaded is not None
+    service.attach(replace(service.loaded, template=built_in(version)))
+    async with serving.asgi_client(service) as client:
+        prompts = set()
+        for effort in ("low", "high", "max"):
+            request = ask("Hi", enable_thinking=True, reasoning_effort=effort)
+            prompts.add(tuple((await client.post("/tokenize", json=request)).json()["tokens"]))
+
+    assert len(prompts) == efforts
 
 
 @pytest.mark.parametrize("row", TOOLS, ids=lambda row: row["question"])
