@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,17 +54,25 @@ def test_answers_keep_their_words(form: tuple[Path, dict[str, object]]) -> None:
     assert sum(equal) >= 10
 
 
-@pytest.mark.parametrize("way", ["prefix cache", "token by token", "preempted"])
-def test_a_cache_in_8_bits_gives_the_same_tokens_however_they_are_computed(way: str, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("way", "cache"), [*product(("prefix cache", "token by token", "preempted"), ("int8", "int4")), ("guesses", "int8")]
+)
+def test_a_cache_in_few_bits_gives_the_same_tokens_however_they_are_computed(way: str, cache: str, folders: dict[str, Path]) -> None:
     """A token reads the rounded rows of its own step too, so it makes no difference which step wrote them."""
-    form = folders["w8a8"], {"kv_cache_dtype": "int8", "max_sequences": 4, "max_batched_tokens": 64, "max_model_len": 512}
+    form = folders["w8a8"], {"kv_cache_dtype": cache, "max_sequences": 4, "max_batched_tokens": 64, "max_model_len": 512}
     prompts = [LONG[start:] for start in range(4)]
     for client in _client(form, max_batched_tokens=1024, prefix_cache=False):
         expected = [client.send(prompt, greedy(30, ignore_eos=True)).tokens() for prompt in prompts]
-    changes: dict[str, object] = {"preempted": {"cache_tokens": 512}, "token by token": {"max_batched_tokens": 4}}.get(way, {})
+    ways: dict[str, dict[str, object]] = {
+        "preempted": {"cache_tokens": 512},
+        "token by token": {"max_batched_tokens": 4},
+        "guesses": {"speculative_method": "mtp", "speculative_tokens": 3},
+    }
+    changes = ways.get(way, {})
     for client in _client(form, **changes):
         for _ in range(2):
             streams = [client.send(prompt, greedy(30, ignore_eos=True)) for prompt in prompts]
             assert [stream.tokens() for stream in streams] == expected
         stats = client.engine.stats()
         assert stats.prefix_hits > 0 if way == "prefix cache" else stats.preemptions > 0 or way != "preempted"
+        assert sum(stats.accepted_drafts) > 0 or way != "guesses"
