@@ -25,7 +25,7 @@ from glm5_runtime.ops.interface import operators
 from glm5_runtime.ops.packing import Weights, pack
 from glm5_runtime.ops.paging import LayerCache
 from glm5_runtime.ops.reference import Routing
-from tests.runtime.ops import formulas
+from tests.runtime.ops import formulas, on_npu_limits  # noqa: F401 - its checks are run with these
 from tests.runtime.ops.parts import (
     BF16,
     CPU,
@@ -36,6 +36,8 @@ from tests.runtime.ops.parts import (
     ROPE,
     THETA,
     Calls,
+    check,
+    checks,
     close,
     config,
     expect,
@@ -55,14 +57,6 @@ if TYPE_CHECKING:
     from glm5_runtime.model.decoder import Decoder
 
 ALL_KERNELS = {kernel for names in kernels.KERNELS.values() for kernel in names}
-
-checks: list[Callable[[], None]] = []
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    checks.append(function)
-    return function
-
 
 # --- shapes, types and layouts, on the real wheel's shape functions ----------------------------------------------------------
 

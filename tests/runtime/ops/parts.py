@@ -18,7 +18,7 @@ from glm5_runtime.ops.packing import Weights
 from glm5_runtime.ops.paging import LayerCache, Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from glm5_runtime.ops.interface import OperatorSet
 
@@ -27,6 +27,15 @@ T = TypeVar("T")
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 LATENT, ROPE, INDEX, PAGE = 512, 64, 128, 16
 THETA = 1e6
+
+
+checks: list[Callable[[], None]] = []
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    """Run this in the process of `on_npu`."""
+    checks.append(function)
+    return function
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> Tensor:

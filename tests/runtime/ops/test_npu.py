@@ -1,4 +1,4 @@
-"""The NPU operators on the real torch_npu wheel, without a card: each check of `on_npu` as a test of its own."""
+"""The NPU operators on the real torch_npu wheel, without a card: each check of `on_npu` and `on_npu_limits` as a test of its own."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 CHECKS = [
     node.name
-    for node in ast.parse((Path(__file__).parent / "on_npu.py").read_text()).body
+    for name in ("on_npu.py", "on_npu_limits.py")
+    for node in ast.parse((Path(__file__).parent / name).read_text()).body
     if isinstance(node, ast.FunctionDef) and any(ast.unparse(decorator) == "check" for decorator in node.decorator_list)
 ]
 
