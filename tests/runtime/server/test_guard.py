@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -129,6 +130,28 @@ def test_every_metric_of_vllm_is_exposed_or_left_out_for_a_reason() -> None:
     assert {name if name in OF_VLLM else name.removesuffix("_total") for name in exposed} == OF_VLLM - NOT_YET.keys()
 
 
+# vLLM's buckets (v1/metrics/buckets.py), whole: dashboards work quantiles out of them.
+OF_FIRST_TOKEN = ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+OF_NEXT_TOKEN = ".01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75 1 2.5 5 7.5 10 20 40 80"
+OF_LATENCY = ".3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
+BUCKETS = {
+    "time_to_first_token_seconds": OF_FIRST_TOKEN,
+    **dict.fromkeys(("inter_token_latency_seconds", "request_time_per_output_token_seconds"), OF_NEXT_TOKEN),
+    **{f"request_{part}_time_seconds": OF_LATENCY for part in ("queue", "prefill", "decode", "inference")},
+    "e2e_request_latency_seconds": OF_LATENCY,
+    "iteration_tokens_total": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",
+}
+
+
+@pytest.mark.parametrize(("name", "bounds"), BUCKETS.items(), ids=BUCKETS)
+def test_histograms_have_vllms_buckets(name: str, bounds: str) -> None:
+    lines = Metrics(MODEL, lambda: None).render().decode().splitlines()
+
+    found = [re.findall(r'le="([^"]+)"', line)[0] for line in lines if line.startswith(f"vllm:{name}_bucket{{")]
+
+    assert [float(bound) for bound in found] == [*(float(bound) for bound in bounds.split()), math.inf]
+
+
 async def test_every_series_is_there_at_0_before_the_first_request() -> None:
     async with serving.asgi_client(Service(ServerSettings(MODEL, Path("nowhere")))) as client:
         text = (await client.get("/metrics")).text
@@ -171,6 +194,26 @@ async def test_metrics_count_what_happened(engine: Engine) -> None:
     assert grown("vllm:inter_token_latency_seconds_count") == done["usage"]["completion_tokens"] - 1 + 1
     assert grown("vllm:request_params_max_tokens_sum") == serving.CONTEXT - done["usage"]["prompt_tokens"] + 2
     assert grown("glm5:request_rejections_total", reason="invalid") == 1
+
+
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+async def test_metrics_count_guesses_and_the_right_ones_by_their_place(method: str) -> None:
+    engine = serving.tiny_engine(speculative_tokens=3, speculative_method=method)
+    async with serving.asgi_client(serving.make_service(engine)) as client:
+        text = "The river was wide and slow. " * 3
+        reply = await client.post("/v1/completions", json={"model": MODEL, "prompt": text, "max_tokens": 60, "temperature": 0})
+        engine.stop()  # an answer is out before its last step is counted
+        assert reply.status_code == 200
+        shown = (await client.get("/metrics")).text
+
+    stats, name = engine.stats(), "vllm:spec_decode_num_"
+    by_place = [sample(shown, f"{name}accepted_tokens_per_pos_total", position=str(place)) for place in range(3)]
+    assert by_place == [*stats.accepted_drafts]
+    assert by_place[0] > by_place[2], "places can be told apart"
+    assert sample(shown, f"{name}accepted_tokens_total") == sum(by_place)
+    assert sample(shown, f"{name}drafts_total") == stats.drafts > 0
+    assert sample(shown, f"{name}draft_tokens_total") == stats.draft_tokens >= sum(by_place)
+    assert 'position="3"' not in shown
 
 
 # A17 over HTTP: answers that the tiny model does not give
