@@ -5,8 +5,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from glm5_runtime.engine.request import FinishReason
 from glm5_runtime.text.tokens import TextTokenizer
 from tests.support import serving
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.serving import MODEL, ask, error_of, events_of, joined
 
 COUNT = "one, two, three, four, five, six, seven, eight, nine, ten"
@@ -82,6 +84,23 @@ async def test_characters_of_several_tokens_arrive_whole(client: httpx.AsyncClie
     assert joined(events_of(reply.text)) == whole
     assert "\ufffd" not in reply.text
     assert not whole.isascii()
+
+
+@pytest.mark.parametrize("text", ["重启服务🧪👩‍👩‍👧‍👦𠮷龘", "🧪", "a👩‍👩‍👧‍👦"])
+async def test_emoji_joined_of_several_and_rare_characters_are_given_out_as_they_are_said(tokenizer: TextTokenizer, text: str) -> None:
+    """A04's own request; the tiny model can't repeat what it is told, so that the answer is written down."""
+    tokens = tokenizer.raw.encode(text, add_special_tokens=False).ids
+    request = ask(f"原样重复：{text}", max_tokens=64)
+
+    async with serving.asgi_client(serving.make_service(ScriptedEngine(tokens, FinishReason.STOP, stop_token=7))) as client:
+        whole = (await client.post("/v1/chat/completions", json=request)).json()["choices"][0]["message"]["content"]
+        reply = await client.post("/v1/chat/completions", json=request | {"stream": True})
+        echoed = (await client.post("/tokenize", json=request)).json()["tokens"]
+
+    assert joined(events_of(reply.content.decode("utf-8", errors="strict"))) == whole == text
+    assert "\ufffd" not in reply.text
+    assert len(tokens) > len(text)  # characters of several tokens
+    assert text in tokenizer.raw.decode(echoed)
 
 
 async def test_a_character_cut_by_max_tokens_shows_as_one_replacement_at_the_very_end(client: httpx.AsyncClient) -> None:
