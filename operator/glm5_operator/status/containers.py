@@ -23,6 +23,8 @@ LOG_LINES = 5
 LOG_CHARACTERS = 600
 
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\S\n\t ]|[\x00-\x08\x0b-\x1f\x7f]")
+_CANN_CODE = re.compile(r"error code(?: is|:) ?(\d{6})\b")
+_CANN_RANGES = re.compile(r"1070\d\d|2070\d\d|5070[0-5]\d")  # its runtime's: of environment or code, of resources, internal
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: (?:ErrImagePull: )?)?')
 _DENIED = re.compile(r"unauthorized|denied|forbidden|no basic auth|authorization failed|401|403", re.IGNORECASE)
 _ABSENT = re.compile(r"not found|manifest unknown|404", re.IGNORECASE)
@@ -113,7 +115,8 @@ def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str,
         return Cause(Reason.STARTUP_TIMEOUT, message, since, hopeless)
     how = f"exit code {code} ({ended.get('reason') or 'no reason'})" if code is not None else "no exit code reported"
     hint = "; it was killed from outside: by its liveness probe, or by the node for lack of memory" if code == 137 else ""
-    message = f"container {name} ended with {how}, restarts: {restarts}{hint}{_log_tail(ended)}"
+    tail = _log_tail(ended)
+    message = f"container {name} ended with {how}, restarts: {restarts}{hint}{_code_hint(tail)}{tail}"
     return Cause(Reason.ENGINE_CRASHING, message, since, hopeless)
 
 
@@ -182,6 +185,17 @@ def _image(state: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
 
 def _memory_limit(name: str, pod: Mapping[str, Any]) -> str:
     return str(((_spec(name, pod).get("resources") or {}).get("limits") or {}).get("memory") or "the node's memory")
+
+
+def _code_hint(tail: str) -> str:
+    """What CANN's first error code among the last log lines says by its number alone; empty when that is nothing."""
+    found = _CANN_CODE.search(tail)
+    if not found:
+        return ""
+    if not _CANN_RANGES.fullmatch(found[1]):
+        return f"; error code {found[1]} is unknown here"
+    remedy = "; error code {} is about resources: if memory, lower spec.context.maxBatchedTokens, maxSequences or maxTokens"
+    return remedy.format(found[1]) if found[1].startswith("2") else ""
 
 
 def _log_tail(ended: Mapping[str, Any]) -> str:

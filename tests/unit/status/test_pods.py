@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from glm5_operator.status.pods import is_replica, pod_state
 from tests.support.clock import at
 from tests.support.pods import Json, a_pod, an_end, running, terminated, waiting
 
+PLOG = Path(__file__).parents[2] / "fixtures" / "plog"
 NOT_FOUND = 'rpc error: code = NotFound desc = failed to pull and unpack image "registry.example/glm5-runtime:0.1.0": not found'
 
 
@@ -99,6 +101,44 @@ def test_the_code_and_the_line_around_it_that_ended_an_engine_reach_the_service(
     assert cause.reason is Reason.ENGINE_CRASHING
     assert says in cause.message
     assert len(cause.message) < 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("device_open_507033", ["error code is 507033", "E30006"]),
+        ("vector_core_507035", ["error code:507035", "chipId:2", "EngineDeadError"]),
+    ],
+)
+def test_a_cards_log_is_told_whole_and_its_code_is_no_verdict(name: str, says: list[str]) -> None:
+    """C15: an operator's bug and a broken package have given these codes, so nothing is said of the card."""
+    message = cause_of(down(waiting("CrashLoopBackOff", restarts=1, last=an_end(1, message=(PLOG / f"{name}.txt").read_text())))).message
+
+    assert [part for part in says if part not in message] == []
+    assert "restarts: 1; last log: " in message
+
+
+@pytest.mark.parametrize(
+    ("log", "hint"),
+    [
+        ("error code is 207001", "error code 207001 is about resources: if memory, lower spec.context.maxBatchedTokens"),
+        ("error code:207008", "error code 207008 is about resources"),
+        ("error code is 507999", "error code 507999 is unknown here"),
+        ("error code: 999999", "error code 999999 is unknown here"),
+        ("error code is 107002", ""),
+        ("error code is 507035\nerror code is 507999", ""),  # the first is the cause, the others follow from it
+        ("error code is 5070\n35", ""),
+        ("error code is 5070351", ""),
+        ("no code", ""),
+    ],
+)
+def test_what_canns_code_says_by_its_number_alone_comes_before_the_log(log: str, hint: str) -> None:
+    message = cause_of(down(waiting("CrashLoopBackOff", restarts=1, last=an_end(1, message=log)))).message
+
+    before, _, after = message.partition("last log: ")
+    assert hint in before
+    assert ("error code" in before) == bool(hint)
+    assert after == log.replace("\n", " | ")
 
 
 @pytest.mark.parametrize(
