@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from glm5_runtime.config import ConfigError, EngineConfig, ModelConfig
+from glm5_runtime.engine import memory
 from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.memory import DeviceMemory, cache_bytes, host_memory, step_bytes
+from glm5_runtime.model.batch import workspace_bytes
 from tests.runtime.engine.client import Client, encode, greedy, poll
+from tests.support.peak import Peak
 
 GB = 10**9
 CARD = DeviceMemory(total=32 * GB, free=20 * GB, own=12 * GB)
@@ -116,3 +119,41 @@ def test_serving_allocates_no_cache_and_keeps_no_memory(tiny_dir: Path) -> None:
 
     assert grown < 4_000_000
     assert [tensor.data_ptr() for tensor in _tensors(engine._runner._steps.cache)] == addresses
+
+
+def test_a_step_allocates_nothing_of_the_caches_size_and_no_more_than_was_set_aside_for_it(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt in six pieces, then decodes, of one request and of eight. The steps' part of memory without the slack that a tiny model has
+    in it: for attention what this context takes, in place of the aim for large ones."""
+    config = EngineConfig(max_sequences=8, max_batched_tokens=128, cache_tokens=1 << 17)
+    engine = load_engine(tiny_dir, config)
+    client, prompt = Client(engine), encode("The river was wide and slow. " * 120)[:700]
+    monkeypatch.setattr(memory, "WORKSPACE_BYTES", workspace_bytes(710, 1, 128, engine.model_config))
+    set_aside = step_bytes(config, engine.model_config)
+
+    def steps() -> list[int]:
+        """The most that each step held, until all is answered."""
+        held = []
+        while engine.stats().has_work:
+            assert engine._take_commands()
+            with Peak() as peak:
+                engine._step()
+            held.append(peak.most)
+            assert peak.now < 10_000, "what is left are requests' own few numbers"
+        return held
+
+    with torch.inference_mode():
+        client.send(prompt, greedy(5, ignore_eos=True, prompt_logprobs=0))
+        alone = steps()
+        for row in range(8):
+            client.send(prompt[row : row + 300], greedy(9, ignore_eos=True))
+        crowd = steps()
+    engine.stop()
+
+    smallest = min(tensor.nbytes for tensor in _tensors(engine._runner._steps.cache))
+    assert len(alone) == 6 + 4
+    assert set_aside < smallest
+    assert max(alone[:6]) > set_aside / 5, "the prompt's steps are seen"
+    assert max(*alone, *crowd) < set_aside
+    assert max(alone[6:]) < smallest / 100, "a decode takes what its own context needs"

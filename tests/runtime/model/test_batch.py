@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from glm5_runtime.config import ModelConfig
 from glm5_runtime.model import batch as batches
@@ -18,6 +14,7 @@ from glm5_runtime.model.batch import WORKSPACE_BYTES, Chunk, build_batch, worksp
 from glm5_runtime.model.cache import KVCache, bytes_per_token
 from glm5_runtime.ops.interface import operators
 from tests.runtime.config.releases import GLM_5, GLM_5_2, write_release
+from tests.support.peak import Peak
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,34 +87,6 @@ def test_many_long_decodes_are_cut_into_groups_that_fit_the_workspace(config: Mo
     assert [group.positions.shape[0] for group in groups] == [3, 3, 3, 1]
 
 
-class _Peak(TorchDispatchMode):
-    """Counts the bytes of all tensors that are alive among those made within."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self._seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's own signature
-        result = func(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in given | self._seen:
-                self._count(tensor.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage.data_ptr(), storage.nbytes()
-        self._seen.add(address)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._forget, address, size)
-
-    def _forget(self, address: int, size: int) -> None:
-        self._seen.discard(address)
-        self.now -= size
-
-
 SIZES = {"kv_lora_rank": 128, "qk_rope_head_dim": 16, "num_attention_heads": 16, "index_n_heads": 8, "index_head_dim": 32, "index_topk": 64}
 
 
@@ -151,7 +120,7 @@ def test_the_workspace_covers_what_torch_really_allocates_and_is_no_wild_guess(
     assert attention.indexer is not None
     assert cache.index is not None
 
-    with torch.inference_mode(), _Peak() as peak:
+    with torch.inference_mode(), Peak() as peak:
         chosen = attention.indexer._choose(*index, cache, group, None)
         attention.ops.attend(latent, rope, cache, group, chosen, scale=attention.scale)
 
