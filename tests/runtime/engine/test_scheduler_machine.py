@@ -1,4 +1,4 @@
-"""Scheduler and pages under anything that can happen to them: arrivals of all kinds, steps, ends, aborts, failures, preemptions."""
+"""Scheduler and pages under anything that can happen: arrivals of all kinds, steps, guesses, ends, aborts, failures, preemptions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from glm5_runtime.config import complete_tiers, parse_tiers
+from glm5_runtime.engine.draft import wanted_drafts
 from glm5_runtime.engine.scheduler import Scheduler
-from tests.runtime.engine.plans import LONGEST, PAGE, check, compute, new, scheduler
+from tests.runtime.engine.plans import LONGEST, PAGE, RIGHT, check, compute, new, scheduler
+
+WRONG = 2
+GUESSES = st.lists(st.lists(st.sampled_from([RIGHT, RIGHT, RIGHT, WRONG]), max_size=PAGE + 1), max_size=6)
+"""Of the running sequences one after the other, as a drafter leaves them after a step. Some have none."""
 
 
 class Machine(RuleBasedStateMachine):
-    """Texts come in three families that begin alike, salts in two, clients in three, priorities in three."""
+    """Texts come in three families that begin alike, salts and adapters in two, clients in three, priorities in three."""
 
     scheduler: Scheduler
 
@@ -35,9 +40,10 @@ class Machine(RuleBasedStateMachine):
         prompt=st.integers(1, LONGEST - 1),
         answer=st.integers(1, LONGEST),
         which=st.tuples(st.integers(0, 2), st.sampled_from(["", "salt"]), st.integers(-1, 1), st.sampled_from("abc"), st.integers(0, 9)),
+        adapter=st.integers(0, 1),
         copies=st.sampled_from([1, 1, 1, 3]),
     )
-    def add(self, prompt: int, answer: int, which: tuple[int, str, int, str, int], copies: int) -> None:
+    def add(self, prompt: int, answer: int, which: tuple[int, str, int, str, int], adapter: int, copies: int) -> None:
         first, salt, priority, client, tier = which
         name = self.names[tier % len(self.names)]
         longest = int(next((t.length for t in self.scheduler.tiers if t.name == name), LONGEST))
@@ -45,10 +51,13 @@ class Machine(RuleBasedStateMachine):
         limit = max(1, min(answer, LONGEST - prompt))
         fields = {"cache_salt": salt, "priority": priority, "client": client, "tier": name}
         for _ in range(copies):
-            self.scheduler.add(new(prompt, first=first, max_tokens=limit, **fields))
+            self.scheduler.add(new(prompt, first=first, max_tokens=limit, adapter=adapter, **fields))
 
-    @rule()
-    def step(self) -> None:
+    @rule(guesses=GUESSES)
+    def step(self, guesses: list[list[int]]) -> None:
+        most = self.budget // self.places - 1  # what the engine's settings allow
+        for sequence, drafts in zip(self.scheduler.running, guesses, strict=False):
+            sequence.drafts = drafts[: max(0, wanted_drafts(sequence, most))]
         plan = self.scheduler.schedule()
         check(self.scheduler, plan, places=self.places, budget=self.budget)
         assert plan or not self.scheduler.has_work, "work waits and nothing moves"
@@ -57,10 +66,10 @@ class Machine(RuleBasedStateMachine):
             if step.sequence.produced >= step.sequence.params.max_tokens:
                 self.scheduler.remove(step.sequence)
 
-    @rule(times=st.integers(2, 10))
-    def steps(self, times: int) -> None:
+    @rule(times=st.integers(2, 10), guesses=GUESSES)
+    def steps(self, times: int, guesses: list[list[int]]) -> None:
         for _ in range(times):
-            self.step()
+            self.step(guesses)
 
     @rule(which=st.integers(0, 99), fails=st.booleans())
     def end(self, which: int, fails: bool) -> None:
@@ -78,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(20_000):
             if not self.scheduler.has_work:
                 break
-            self.step()
+            self.step([])
         else:
             pytest.fail("the sequences never end: two keep preempting each other")
         assert self.scheduler.pool.free == self.pages
