@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from glm5_runtime.config import EngineConfig
+from glm5_runtime.config import EngineConfig, parse_tiers
 from glm5_runtime.engine.errors import EngineDead, QueueFull
 from glm5_runtime.engine.load import load_engine
 from glm5_runtime.engine.request import FinishReason, Request, SamplingParams
@@ -16,6 +17,7 @@ from tests.runtime.engine.client import Client, Stream, ask, encode, expected_ro
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from glm5_runtime.engine.engine import Engine
     from glm5_runtime.engine.request import Output, TokenLogprob
 
 WHO = question()
@@ -190,6 +192,67 @@ def test_a_waiting_request_can_be_aborted(client: Client) -> None:
     for request in running:
         client.engine.abort(request.id)
     assert {stream.last().finish_reason for stream in streams} == {FinishReason.ABORT}
+
+
+def _round(engine: Engine) -> None:
+    """What the thread of an engine that isn't started would do: one turn of its loop."""
+    with torch.inference_mode():
+        assert engine._take_commands()
+        engine._step()
+
+
+@pytest.mark.parametrize(("rounds", "read", "produced"), [(0, 0, 0), (3, 48, 0), (10, 100, 4)], ids=["arriving", "half read", "answering"])
+def test_two_rounds_after_an_abort_its_pages_are_free_while_others_go_on(tiny_dir: Path, rounds: int, read: int, produced: int) -> None:
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=2, max_batched_tokens=17, cache_tokens=4096, max_model_len=256))
+    client, pool = Client(engine), engine._scheduler.pool  # type: ignore[union-attr]  # one scheduler, no replicas
+    other = client.send(WHO, greedy(40, ignore_eos=True))
+    _round(engine)
+    held, gone = pool.count - pool.free, ask((WHO * 60)[:100], greedy(100, ignore_eos=True))
+    stream = client.submit(gone)
+    for _ in range(rounds):
+        _round(engine)
+    sequence = engine._scheduler.find(gone.id)
+    assert (sequence is None) == (rounds == 0)
+    if sequence:
+        assert (min(sequence.computed, 100), sequence.produced) == (read, produced)
+        assert pool.count - pool.free > held
+
+    engine.abort(gone.id)
+    _round(engine)
+    _round(engine)
+
+    assert stream.last().finish_reason is FinishReason.ABORT
+    assert engine._scheduler.find(gone.id) is None
+    (left,) = engine._scheduler.alive
+    assert pool.count - pool.free == len(left.pages)
+    while engine.stats().has_work:
+        _round(engine)
+    assert len(other.tokens()) == 40
+    assert engine.stats().kv_usage == 0.0
+    engine.stop()
+
+
+def test_a_small_tiers_request_ends_while_large_ones_fill_their_own(tiny_dir: Path) -> None:
+    tiers = parse_tiers("64:0.5")
+    engine = load_engine(tiny_dir, EngineConfig(max_sequences=4, max_model_len=512, max_batched_tokens=64, context_tiers=tiers))
+    client = Client(engine)
+    large = [client.send((WHO * 60)[row : row + 200], greedy(300, ignore_eos=True)) for row in range(6)]
+    for _ in range(20):
+        _round(engine)
+    stats = engine.stats()
+    assert stats.waiting > 0, "there are more large ones than places for them"
+    assert stats.generation_tokens > 0
+
+    small = client.send(WHO, greedy(8))
+    for _ in range(2 + 8):
+        _round(engine)
+
+    assert small.tokens() == ANSWER[:8]
+    assert engine.stats().running == stats.running
+    assert all(len(sequence.tokens) < 500 for sequence in engine._scheduler.alive)
+    assert len(engine._scheduler.alive) == len(large)
+    engine.stop()
+    assert {stream.last().finish_reason for stream in large} == {FinishReason.ABORT}
 
 
 def test_aborting_what_is_not_there_is_nothing(client: Client) -> None:

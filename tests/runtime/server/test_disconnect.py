@@ -86,6 +86,43 @@ async def test_killing_a_client_that_waits_for_a_whole_answer_frees_the_place(cl
     assert await freed(small_engine)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+async def test_at_most_two_steps_follow_when_the_server_gives_a_request_up(
+    client: httpx.AsyncClient, small_engine: Engine, monkeypatch: pytest.MonkeyPatch, phase: str, stream: bool
+) -> None:
+    """The device is held in a step while the client goes away, so that the request is met in its phase."""
+    steps_by_then: list[int] = []
+    give_up = small_engine.abort
+
+    def noting(request_id: str) -> None:
+        give_up(request_id)
+        steps_by_then.append(sum(small_engine.stats().step_tokens))
+
+    monkeypatch.setattr(small_engine, "abort", noting)
+    monkeypatch.setattr(small_engine._runner, "run", small_engine._runner.run)  # to be put back after `Device`
+    device = serving.Device(small_engine)
+    body = LONG | {"stream": stream}
+    if phase == "prefill":
+        body |= {"prompt": [61] * 1900, "max_tokens": 100}
+        device.go_on.clear()
+    produced = small_engine.stats().generation_tokens
+    try:
+        with closing(send(client, body)):
+            if phase == "decode":
+                await until(lambda: small_engine.stats().generation_tokens > produced)
+                device.go_on.clear()
+            await until(lambda: small_engine.stats().running == 1)
+        await until(lambda: bool(steps_by_then))
+    finally:
+        device.go_on.set()
+
+    await until(lambda: not small_engine.stats().has_work)
+    assert sum(small_engine.stats().step_tokens) - steps_by_then[0] <= 2
+    assert small_engine.stats().kv_usage == 0
+    assert (small_engine.stats().generation_tokens == produced) == (phase == "prefill")
+
+
 async def test_the_request_behind_gets_the_place_and_the_log_stays_clean(
     client: httpx.AsyncClient, small_engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
