@@ -149,10 +149,11 @@ def test_what_is_live_is_what_the_chart_says_so_no_tool_finds_a_difference(
 def test_every_document_passes_strict_validation_hooks_included(release: Release) -> None:
     release.install()
     documents = release.chart.render(EVERY_OPTION, release="other", namespace=SYSTEM)
-    text = yaml.safe_dump_all(item for item in documents if item["kind"] != "CustomResourceDefinition")
+    others = [item for item in documents if item["kind"] != "CustomResourceDefinition"]
+    text = yaml.safe_dump_all(others)
     words = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
     said = run(tool("kubectl"), "--kubeconfig", release.cluster.kubeconfig, *words, stdin=text)
-    assert said.count("(server dry run)") == len(documents) - 2
+    assert said.count("(server dry run)") == len(others) > 10
 
 
 def test_every_pod_of_the_chart_is_admitted_where_the_restricted_standard_is_enforced(release: Release) -> None:
