@@ -221,8 +221,8 @@ def test_two_rounds_after_an_abort_its_pages_are_free_while_others_go_on(tiny_di
     _round(engine)
     _round(engine)
 
-    assert stream.last().finish_reason is FinishReason.ABORT
     assert engine._scheduler.find(gone.id) is None
+    assert stream.last().finish_reason is FinishReason.ABORT
     (left,) = engine._scheduler.alive
     assert pool.count - pool.free == len(left.pages)
     while engine.stats().has_work:
@@ -243,10 +243,12 @@ def test_a_small_tiers_request_ends_while_large_ones_fill_their_own(tiny_dir: Pa
     assert stats.waiting > 0, "there are more large ones than places for them"
     assert stats.generation_tokens > 0
 
-    small = client.send(WHO, greedy(8))
+    request = ask(WHO, greedy(8))
+    small = client.submit(request)
     for _ in range(2 + 8):
         _round(engine)
 
+    assert engine._scheduler.find(request.id) is None
     assert small.tokens() == ANSWER[:8]
     assert engine.stats().running == stats.running
     assert all(len(sequence.tokens) < 500 for sequence in engine._scheduler.alive)
