@@ -22,7 +22,7 @@ ARCHITECTURE = "glm_moe_dsa"
 MAX_RANKS = 64
 """Cards of the largest machine, with room; ranks are processes on one machine."""
 LEAST_SAMPLE = 0.2
-"""Smallest share of old tokens that `sparse_kv` may keep: with less, recall collapses."""
+"""Smallest share of old tokens that `sparse_kv` may keep: with less, most of what a prompt said is out of sight. A choice, not measured."""
 MAX_DRAFTS = 16
 """More are hardly ever right to the end."""
 LFS_MAGIC = b"version https://git-lfs"

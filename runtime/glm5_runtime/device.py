@@ -138,8 +138,8 @@ def environment(choice: Choice, facts: HostFacts, environ: Mapping[str, str]) ->
     if choice.device != "npu":
         # torch loads an installed torch_npu by itself, and torch_npu without CANN breaks `import torch`
         wanted["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        # OpenMP's threads would spin while they wait for each other; where another process wants the cores, a decode step then takes ten
-        # to twenty times as long (measured: 2 threads on 2 busy cores)
+        # OpenMP's threads would spin while they wait for each other; where another process wants the cores, a decode step then took
+        # four to twenty times as long (2 threads on 2 busy cores, 16 sequences of the tiny model)
         wanted["OMP_WAIT_POLICY"] = "PASSIVE"
     elif environ.get("ASCEND_VISIBLE_DEVICES"):
         visible = visible_devices(facts, environ["ASCEND_VISIBLE_DEVICES"])

@@ -142,7 +142,7 @@ def test_a_deadline_ends_the_job_and_its_pods(kube: Kube, home: str, training: T
     started = training.status()["startTime"]
 
     stored = kube.get("GLM5FinetuneJob", home, "tune")
-    early = {**stored["status"], "startTime": started.replace("2026", "2025")}
+    early = {**stored["status"], "startTime": f"{int(started[:4]) - 1}{started[4:]}"}
     kube.patch("GLM5FinetuneJob", home, "tune", {"status": early}, subresource="status")
     training.patch({"policy": {"deadline": "1h"}})
 
