@@ -82,13 +82,13 @@ def _run(config: TrainConfig) -> dict[str, Any]:
     data = _read(config)
     checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep)
     trainee = build(config, torch_device(config.training.device))
-    rows, held = split(len(data), config.evaluation.share, config.training.seed)
+    rows, held = split(data.rows, config.evaluation.share, config.training.seed)
     lengths = data.lengths
     held_back = Selected(
         data, [[held[at] for at in batch] for batch in by_length([lengths[row] for row in held], config.training.batch_size)]
     )
     with reporter() as report:
-        trainer = Trainer(trainee.model, config, Source(data, rows, config.training), held_back, checkpoints, report=report)
+        trainer = Trainer(trainee.model, config, Source(data, rows, config), held_back, checkpoints, report=report)
         with _stopping(trainer):
             progress = trainer.run()
     return {**progress.to_json(), **_publish(config, trainee)}

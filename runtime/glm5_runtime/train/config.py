@@ -93,6 +93,9 @@ class TrainingConfig(_Section):
     """Rows of one step, those of all cards together, so that a run is the same on any number of them."""
     batch_tokens: int | None = Field(None, ge=16)
     """Instead of batch_size: as many rows of about one length as have so many tokens, those that fill them up included."""
+    packing: bool = False
+    """Lay whole rows behind one another up to data.max_length, and count those as rows of a batch. Tokens see only their own row.
+    Else a batch has rows of about one length."""
     gradient_accumulation: int = Field(1, ge=1, le=4)
     """Pieces that a card's rows of a step are computed in, one after the other. More than 4: lower the batch instead."""
     learning_rate: _Rate = 2e-4
@@ -127,7 +130,7 @@ class EvaluationConfig(_Section):
     """Rows that are held back, and what their loss decides."""
 
     share: float = Field(0.0, ge=0, le=0.5, allow_inf_nan=False)
-    """Of the rows, chosen by the seed. 0: nothing is held back."""
+    """Of the files' rows, chosen by the seed; all examples of a row are on one side. 0: nothing is held back."""
     every_steps: int = Field(100, ge=1)
     """Steps between two evaluations; one more at the end."""
     patience: int | None = Field(None, ge=1)

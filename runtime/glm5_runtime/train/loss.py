@@ -24,6 +24,8 @@ Weights stay so far below 65504 / 1024 that products don't overflow."""
 
 def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy summed over rows: hidden [M, hidden], head weight [V, hidden], targets [M] int64 → a number, fp32."""
+    if not torch.is_grad_enabled():  # not known inside: there it is off in any case, and the inputs still say that they want gradients
+        hidden, weight = hidden.detach(), weight.detach()
     loss: Tensor = _SummedLoss.apply(hidden, weight, targets)  # type: ignore[no-untyped-call] # torch's own
     return loss
 

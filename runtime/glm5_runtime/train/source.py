@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Literal, overload
 
-from glm5_runtime.train.data.batches import BatchConfig, plan_epoch
+from glm5_runtime.train.data.batches import BatchConfig, filled, plan_epoch
 from glm5_runtime.train.data.example import Example
 
 if TYPE_CHECKING:
-    from glm5_runtime.train.config import TrainingConfig
+    from glm5_runtime.train.config import TrainConfig
+    from glm5_runtime.train.data.batches import Batch
     from glm5_runtime.train.data.dataset import Dataset
 
 _WINDOW = 64
@@ -46,18 +48,29 @@ class Source:
 
     data: Dataset
     rows: Sequence[int]
-    config: TrainingConfig
+    config: TrainConfig
 
     def epoch(self, number: int) -> Selected:
-        """Batches of rows of about one length: so many rows, or as many as the tokens of a batch allow."""
+        """The batches of an epoch, counted from 0."""
         every = self.data.lengths
-        lengths = [every[row] for row in self.rows]
-        if self.config.batch_tokens is not None:
-            plan = plan_epoch(lengths, BatchConfig(self.config.batch_tokens, seed=self.config.seed), number)
-            chosen = [[row for group in batch.rows for row in group] for batch in plan.batches]
-        else:
-            chosen = by_length(lengths, self.config.batch_size, Random(f"{self.config.seed}/{number}"))  # noqa: S311 - an order, no secret
+        chosen = self._batches([every[row] for row in self.rows], number)
         return Selected(self.data, [[self.rows[row] for row in batch] for batch in chosen])
+
+    def _batches(self, lengths: Sequence[int], epoch: int) -> list[list[int]]:
+        """Rows of about one length, or packed: so many of them, or as many as the tokens of a batch allow."""
+        training = self.config.training
+        size, seed = training.batch_size, training.seed
+        if training.batch_tokens is not None:
+            mode: Literal["packed", "buckets"] = "packed" if training.packing else "buckets"
+            return _flat(plan_epoch(lengths, BatchConfig(training.batch_tokens, mode, seed), epoch).batches)
+        if training.packing:
+            full = plan_epoch(lengths, BatchConfig(filled(self.config.data.max_length), "packed", seed), epoch).batches
+            return [list(chain.from_iterable(_flat(full[at : at + size]))) for at in range(0, len(full), size)]
+        return by_length(lengths, size, Random(f"{seed}/{epoch}"))  # noqa: S311 - an order, no secret
+
+
+def _flat(batches: Sequence[Batch]) -> list[list[int]]:
+    return [[row for group in batch.rows for row in group] for batch in batches]
 
 
 def by_length(lengths: Sequence[int], size: int, random: Random | None = None) -> list[list[int]]:
@@ -75,8 +88,14 @@ def by_length(lengths: Sequence[int], size: int, random: Random | None = None) -
     return batches
 
 
-def split(count: int, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Rows to train on and rows that are held back, each in their order; with a share above zero at least one is held back."""
-    held = 0 if not share else max(1, round(count * share))
-    chosen = set(Random(f"{seed}/held back").sample(range(count), min(held, count)))  # noqa: S311 - as above
-    return [row for row in range(count) if row not in chosen], sorted(chosen)
+def split(rows: Sequence[int], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Examples to train on and those that are held back, each in their order; `rows`: of which row of the files each one is.
+
+    The share is one of rows, and all examples of a row are on one side: they repeat each other's text, so a model that has learned
+    one knows the others. With a share above zero at least one row is held back.
+    """
+    every = sorted(set(rows))
+    held = 0 if not share else max(1, round(len(every) * share))
+    chosen = set(Random(f"{seed}/held back").sample(every, min(held, len(every))))  # noqa: S311 - as above
+    places = range(len(rows))
+    return [at for at in places if rows[at] not in chosen], [at for at in places if rows[at] in chosen]

@@ -56,13 +56,20 @@ def test_many_small_probabilities_are_not_lost_in_short_types(dtype: torch.dtype
     assert float((found.float() - expected).norm() / expected.norm()) < tolerance
 
 
-def test_without_anybody_to_ask_no_gradient_is_worked_out() -> None:
+def test_without_anybody_to_ask_no_gradient_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an evaluation of full training, whose weights want gradients otherwise."""
     hidden, weight, targets = head(torch.float32)
+    asked = []
+    monkeypatch.setattr(module.HeadGradients, "add", lambda *_: asked.append(True))
 
     with torch.no_grad():
         loss = summed_loss(hidden, weight, targets)
 
     assert not loss.requires_grad
+    assert loss.item() == pytest.approx(functional.cross_entropy(hidden @ weight.t(), targets, reduction="sum").item(), rel=1e-6)
+    assert not asked
+    summed_loss(hidden, weight, targets)
+    assert asked
 
 
 def test_rows_lie_side_by_side_each_filled_up_to_16_and_equal_ones_are_attended_to_in_one_call() -> None:

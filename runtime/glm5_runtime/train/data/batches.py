@@ -76,7 +76,7 @@ class Plan:
 def plan_epoch(lengths: Sequence[int], config: BatchConfig, epoch: int) -> Plan:
     """The plan of an epoch (counted from 0) for examples of these lengths; raises ValueError for one longer than a batch."""
     longest = max(lengths, default=0)
-    if _filled(longest) > config.tokens:
+    if filled(longest) > config.tokens:
         raise ValueError(f"an example of {longest} tokens doesn't fit in batches of {config.tokens}; allow more, or shorter rows only")
     random = Random(f"{config.seed}/{epoch}")  # noqa: S311 - an order, no secret
     order = list(range(len(lengths)))
@@ -94,10 +94,11 @@ def plan_epoch(lengths: Sequence[int], config: BatchConfig, epoch: int) -> Plan:
 
 def padded_tokens(batch: Batch, lengths: Sequence[int]) -> int:
     """Tokens that a batch computes: each row is as wide as the widest."""
-    return len(batch.rows) * max(sum(_filled(lengths[index]) for index in row) for row in batch.rows)
+    return len(batch.rows) * max(sum(filled(lengths[index]) for index in row) for row in batch.rows)
 
 
-def _filled(length: int) -> int:
+def filled(length: int) -> int:
+    """Tokens that a row of this length takes."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
@@ -117,10 +118,10 @@ def _cut(lengths: Sequence[int], order: Sequence[int], tokens: int) -> list[Batc
     rows: list[tuple[int, ...]] = []
     width = 0
     for index in order:
-        wider = max(width, _filled(lengths[index]))
+        wider = max(width, filled(lengths[index]))
         if rows and wider * (len(rows) + 1) > tokens:
             batches.append(Batch(tuple(rows)))
-            rows, wider = [], _filled(lengths[index])
+            rows, wider = [], filled(lengths[index])
         rows.append((index,))
         width = wider
     return [*batches, Batch(tuple(rows))] if rows else batches
@@ -131,7 +132,7 @@ def _packed(lengths: Sequence[int], order: Sequence[int], tokens: int) -> list[B
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (what is left, bin), sorted
     for index in sorted(order, key=lambda index: -lengths[index]):
-        size = _filled(lengths[index])
+        size = filled(lengths[index])
         at = bisect_left(room, (size, -1))
         if at == len(room):
             left, place = tokens, len(bins)
@@ -162,7 +163,7 @@ class Padded:
 
 def pad(batch: Batch, examples: Sequence[Example], pad_token: int) -> Padded:
     """The arrays of a batch. Each example of a row begins at a multiple of 16."""
-    width = max(sum(_filled(len(examples[index].tokens)) for index in row) for row in batch.rows)
+    width = max(sum(filled(len(examples[index].tokens)) for index in row) for row in batch.rows)
     shape = (len(batch.rows), width)
     made = Padded(np.full(shape, pad_token, np.int64), np.zeros(shape, np.bool_), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
     for at, row in enumerate(batch.rows):
@@ -174,5 +175,5 @@ def pad(batch: Batch, examples: Sequence[Example], pad_token: int) -> Padded:
             made.trained[at, span] = example.trained if batch.counts else False
             made.segments[at, span] = segment
             made.positions[at, span] = np.arange(len(example.tokens))
-            start += _filled(len(example.tokens))
+            start += filled(len(example.tokens))
     return made

@@ -20,9 +20,18 @@ class Dataset(Sequence[Example]):
         self._trained = bytearray()
         self._ends = array("q", [0])
         self._lines = array("q")
+        self._rows = array("q")
+        self._is_new_file = False
+
+    def begin_file(self) -> None:
+        """What is added from here on comes from another file: lines are counted from 1 again."""
+        self._is_new_file = True
 
     def append(self, example: Example) -> None:
         """Add one at the end."""
+        is_same_row = bool(self._lines) and not self._is_new_file and self._lines[-1] == example.line
+        self._rows.append(self._rows[-1] + (not is_same_row) if self._rows else 0)
+        self._is_new_file = False
         self._tokens.extend(example.tokens)
         self._trained.extend(example.trained)
         self._ends.append(len(self._tokens))
@@ -46,6 +55,11 @@ class Dataset(Sequence[Example]):
     def lengths(self) -> list[int]:
         """Tokens of each example."""
         return [end - start for start, end in zip(self._ends, self._ends[1:], strict=False)]
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """For each example which row of the files it was made of, counted from 0: one conversation may be several examples."""
+        return self._rows
 
 
 class Pairs(Sequence[Pair]):

@@ -59,9 +59,12 @@ def load(files: Sequence[Path], renderer: Renderer, config: ReadingConfig) -> tu
     """The examples of all files; raises DataError when the data can't be used, or holds preference pairs."""
     report = Report(config.lenient, config.max_length)
     data = Dataset()
-    for found in examples_of(files, renderer, config, report):
-        if isinstance(found, Example):
-            data.append(found)
+    reading = _Reading(renderer, config, report)
+    for path in files:
+        data.begin_file()
+        for found in reading.file(path):
+            if isinstance(found, Example):
+                data.append(found)
     return data, _usable(report, len(data), "the rows are preference pairs; this method learns from conversations or text")
 
 

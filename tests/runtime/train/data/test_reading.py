@@ -255,6 +255,22 @@ def test_rows_come_in_the_order_of_the_files_however_they_are_tokenised(
     assert lines(report) == [index + 1 for index in range(50) if index % 7 == 0]
 
 
+def test_the_examples_of_one_conversation_are_known_to_be_one_row_and_lines_of_another_file_are_others(
+    renderer: Renderer, write: Callable[..., Path]
+) -> None:
+    def row(turns: int) -> dict[str, Any]:
+        """Reasoning that past turns lose: each turn becomes an example of its own."""
+        answer = {"role": "assistant", "reasoning_content": "hm", "content": "so"}
+        return {"messages": [message for turn in range(turns) for message in ({"role": "user", "content": f"what {turn}?"}, answer)]}
+
+    files = [write(row(3), row(1), name="a.jsonl"), write(row(2), name="b.jsonl"), write(row(1), name="c.jsonl")]
+
+    data, _ = load(files, renderer, ReadingConfig(256))
+
+    assert list(data.rows) == [0, 0, 0, 1, 2, 2, 3]
+    assert [example.line for example in data] == [1, 1, 1, 2, 1, 1, 1]
+
+
 def test_a_dataset_gives_back_what_was_put_in(renderer: Renderer, write: Callable[..., Path]) -> None:
     data, _ = load([write(chat("q"), chat("r"))], renderer, LIMIT)
     first = data[0]
