@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from . import names
 from .common import ApiObject, Condition, Duration, Model, Quantity, StatusModel, quantity_bytes
+from .deploy import DeploymentReport, DeploySpec
 from .known import KNOWN_MODELS, LONGEST_CONTEXT
 from .podtemplate import TrainerPodTemplate
 from .rules import validations
@@ -180,6 +181,7 @@ class GLM5FinetuneJobSpec(Model):
             "finetune-length-of-model",
             "finetune-batch-reaches-cards",
             "finetune-folders",
+            "deploy-adapter",
         )
     )
 
@@ -205,6 +207,10 @@ class GLM5FinetuneJobSpec(Model):
     """Folder of the result, pvc://CLAIM/FOLDER: an adapter in PEFT's format, or a checkpoint."""
     merge: bool | None = None
     """With method lora: write a whole checkpoint with the adapter added to the weights instead of the adapter. Default: false."""
+    deploy: DeploySpec | None = None
+    """With method lora: the running service that the adapter goes into once it is published. Removing it takes the adapter out again.
+    Default: none.
+    """
     policy: PolicySpec | None = None
     """How long and how often the job may try."""
     pod_template: TrainerPodTemplate | None = None
@@ -297,8 +303,8 @@ class EndedAttempt(StatusModel):
     attempt: int
     """Its number."""
     cause: str
-    """Why, in one CamelCase word: Configuration, Data, NumericalError, OutOfMemory, CardFault, Storage, NodeLost, Preempted, Unknown,
-    PodDeleted, Suspended.
+    """Why, in one CamelCase word: Configuration, Data, NumericalError, OutOfMemory, CardFault, Storage, NodeLost, Preempted, Superseded,
+    Unknown, PodDeleted, RankLost, Suspended.
     """
     message: str | None = None
     """Why, in words."""
@@ -343,6 +349,8 @@ class GLM5FinetuneJobStatus(StatusModel):
     """The newest complete checkpoint that the trainer told of."""
     adapter: AdapterStatus | None = None
     """The result."""
+    deployment: DeploymentReport | None = None
+    """How far the adapter has come on its way into the service of spec.deploy."""
     cards_held: int | None = None
     """Cards that the pods of this job hold now, ending pods included."""
     retry_time: str | None = None
@@ -369,7 +377,7 @@ class GLM5FinetuneJob(ApiObject):
     It takes all its cards or none, starts again from its last checkpoint after a fault, and never runs again once it has ended.
     """
 
-    model_config = ConfigDict(json_schema_extra=validations("finetune-name", "finetune-fixed"))
+    model_config = ConfigDict(json_schema_extra=validations("finetune-name", "finetune-fixed", "deploy-fixed"))
 
     api_version: Literal["glm5.dev/v1alpha1"] = names.API_VERSION
     kind: Literal["GLM5FinetuneJob"] = names.FINETUNE_KIND

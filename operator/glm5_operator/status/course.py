@@ -15,7 +15,7 @@ from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
 from glm5_operator.api.finetune import MOST_HISTORY
 from glm5_operator.status.conditions import moment, stamp
-from glm5_operator.status.ends import FREE, LOST_AFTER, PASSING, SPEAKS_LATER, Cause, PodEnd, explaining, is_ended, last_word, pod_end
+from glm5_operator.status.ends import FREE, LOST_AFTER, PASSING, SPEAKS_LATER, Cause, PodEnd, explaining, is_ended, last_word, pod_ends
 from glm5_operator.status.pods import condition
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _finished(record: Record, spec: GLM5FinetuneJobSpec, newest: Mapping[str, An
 def _ends(record: Record, job: Mapping[str, Any], seen: Seen, now: datetime) -> list[PodEnd]:
     """The ends of the attempt's pods, and the one that was told of pods that are gone by now."""
     pods = [pod for pod in seen.pods if _attempt(pod) == _attempt(job)]
-    ends = [end for pod in pods if (end := pod_end(pod, node_is_lost=_is_lost(pod, seen, now))) is not None]
+    ends = pod_ends((pod, _is_lost(pod, seen, now)) for pod in pods)
     told = record.ending
     if told is not None and told.get("attempt") == record.attempt:
         message, node = str(told.get("message") or ""), str(told.get("node") or "")

@@ -32,15 +32,17 @@ class Cause(StrEnum):
     STORAGE = "Storage"
     NODE_LOST = "NodeLost"
     PREEMPTED = "Preempted"
+    SUPERSEDED = "Superseded"
     UNKNOWN = "Unknown"
     POD_DELETED = "PodDeleted"
+    RANK_LOST = "RankLost"
     SUSPENDED = "Suspended"
 
 
 PASSING: Final = frozenset(Cause) - {Cause.CONFIGURATION, Cause.DATA, Cause.NUMERICAL, Cause.OUT_OF_MEMORY}
 """The next attempt may do better."""
 
-FREE: Final = frozenset({Cause.PREEMPTED, Cause.SUSPENDED})
+FREE: Final = frozenset({Cause.PREEMPTED, Cause.SUPERSEDED, Cause.SUSPENDED})
 """Of these somebody else decided: they cost no attempt."""
 
 SPEAKS_LATER: Final = timedelta(seconds=15)
@@ -52,7 +54,14 @@ LOST_AFTER: Final = timedelta(seconds=30)
 MOST_MESSAGE: Final = 500
 _GRAVITY: Final = {cause: place for place, cause in enumerate(Cause)}
 _PREEMPTIONS: Final = {"PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager"}
-_EXIT_CODES: Final = {2: Cause.CONFIGURATION, 3: Cause.DATA, 4: Cause.NUMERICAL, 5: Cause.STORAGE}
+_EXIT_CODES: Final = {
+    2: Cause.CONFIGURATION,
+    3: Cause.DATA,
+    4: Cause.NUMERICAL,
+    5: Cause.STORAGE,
+    6: Cause.RANK_LOST,
+    7: Cause.SUPERSEDED,
+}
 """Of `glm5-runtime train`; `tests/contract` holds them to the runtime's own table."""
 # Device open, AI core, AI CPU, model execution; uncorrectable memory; codes of the fault tables.
 _CARD_CODES: Final = re.compile(r"\b(50701[0-9]|50703[0-9]|50705[0-9]|80[BCDEF][0-9A-F]{5}|8C[0-9A-F]{6}|EE9999|EZ9999)\b")
@@ -99,6 +108,17 @@ def pod_end(pod: Mapping[str, Any], *, node_is_lost: bool) -> PodEnd | None:
     return PodEnd(cause, message, node, int(code) if code is not None else None, time)
 
 
+def pod_ends(pods: Iterable[tuple[Mapping[str, Any], bool]]) -> list[PodEnd]:
+    """The ends of an attempt's pods, each given with whether its node is lost.
+
+    The Job's controller deletes the other pods as soon as one has failed: that is no cause, and who is told to end at once after another's
+    failure was not deleted by somebody.
+    """
+    ends = [(pod, end) for pod, lost in pods if (end := pod_end(pod, node_is_lost=lost)) is not None]
+    first = min((end.time for pod, end in ends if end.time and not pod["metadata"].get("deletionTimestamp")), default=None)
+    return [end for pod, end in ends if not (end.cause is Cause.POD_DELETED and first and (_told_to_end(pod) or first) >= first)]
+
+
 def explaining(ends: Iterable[PodEnd]) -> PodEnd | None:
     """The end that explains the others: by its cause, then the earliest."""
     return min(ends, key=lambda end: (_GRAVITY[end.cause], end.time is None, end.time, end.message), default=None)
@@ -136,9 +156,15 @@ def _of_trainer(pod: Mapping[str, Any], ended: Mapping[str, Any], *, deleted: bo
         return Cause.OUT_OF_MEMORY, f"a card's memory was not enough ({how})"
     if _CARD_CODES.search(said):
         return Cause.CARD_FAULT, how
-    if deleted and code in {0, 137, 143}:
+    if deleted and (code in {0, 143} or (code == 137 and not word)):  # with a word it was a rank that was killed, and the launcher says so
         return Cause.POD_DELETED, "somebody deleted it"
     return Cause.UNKNOWN, how
+
+
+def _told_to_end(pod: Mapping[str, Any]) -> datetime | None:
+    """When its deletion was asked for; the timestamp on it is when its grace is over."""
+    until = moment(pod["metadata"].get("deletionTimestamp"))
+    return until - timedelta(seconds=int(pod["metadata"].get("deletionGracePeriodSeconds") or 0)) if until else None
 
 
 def _terminated(pod: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -45,6 +45,29 @@ def test_a_failed_rank_ends_its_attempt_and_the_next_one_begins_with_all_ranks(k
     training.wait("Training")
 
 
+def test_the_other_ranks_are_told_to_end_at_once_though_the_cause_is_settled_later(kube: Kube, home: str, training: Training) -> None:
+    first, second = begun(training, **WIDE)
+
+    end(kube, second, 6, {"outcome": "RankLost", "message": "rank 0 is gone"})
+
+    def told_to_end() -> bool:
+        return bool(kube.get("Pod", home, first["metadata"]["name"])["metadata"].get("deletionTimestamp"))
+
+    until("the other pod to be told to end", told_to_end, 3, lambda: str(kube.get("Pod", home, first["metadata"]["name"])["status"]))
+    assert kube.get("Pod", home, first["metadata"]["name"])["metadata"]["deletionGracePeriodSeconds"] <= 7
+    assert training.status().get("history") is None, "the cause isn't settled yet"
+
+    end(kube, first, 137, {"outcome": "Killed", "message": "rank 0 was ended by SIGKILL"})
+
+    def settled() -> bool:
+        let_go_of_deleted(kube, home)
+        return bool(training.status().get("history"))
+
+    until("the cause", settled, 30, lambda: str(training.status()))
+    (entry,) = training.status()["history"]
+    assert (entry["cause"], entry["exitCode"], "SIGKILL" in entry["message"]) == ("Unknown", 137, True)
+
+
 @pytest.mark.parametrize(
     ("code", "cause", "outcome", "why"),
     [

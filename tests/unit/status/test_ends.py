@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from glm5_operator.status.ends import FREE, PASSING, Cause, explaining, last_word, pod_end
-from tests.support.clock import at
+from glm5_operator.status.ends import FREE, PASSING, Cause, explaining, last_word, pod_end, pod_ends
+from tests.support.clock import at, stamp
 from tests.support.runs import a_rank, failed
 
 Json = dict[str, Any]
@@ -29,6 +29,8 @@ ENDS: dict[str, tuple[Json, Cause]] = {
     "data that can't be used": (failed(code=3, word={"outcome": "DataError", "message": "line 7"}), Cause.DATA),
     "numbers that aren't finite": (failed(code=4, word={"outcome": "NotFinite", "message": "layer 3"}), Cause.NUMERICAL),
     "the disk": (failed(code=5, word={"outcome": "CheckpointError", "message": "no space"}), Cause.STORAGE),
+    "a rank elsewhere is gone": (failed(code=6, word={"outcome": "RankLost", "message": "rank 2 never came"}), Cause.RANK_LOST),
+    "a later attempt owns the folders": (failed(code=7, word={"outcome": "Superseded", "message": "attempt 4 is there"}), Cause.SUPERSEDED),
     "asked to stop by nobody we know": (failed(code=143, word={"outcome": "Interrupted", "message": "stopped"}), Cause.UNKNOWN),
     "main memory": (failed(code=137, reason="OOMKilled"), Cause.OUT_OF_MEMORY),
     "memory of a card": (failed(word="torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2 GiB"), Cause.OUT_OF_MEMORY),
@@ -82,6 +84,55 @@ def test_the_rank_that_knows_why_explains_those_that_only_lost_it() -> None:
     assert found.cause is Cause.NUMERICAL
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        failed(1, code=137, word="rank 3 was killed by SIGKILL", finished=at(seconds=9)),
+        failed(1, code=139, finished=at(seconds=9)),
+        a_rank(1, deleted=True),
+        failed(1, code=1, word="ACL error 507033", finished=at(seconds=9)),
+    ],
+    ids=["killed", "crashed", "deleted", "card"],
+)
+def test_a_rank_that_lost_another_is_explained_by_that_one(other: Json) -> None:
+    pods = [failed(0, code=6, word={"outcome": "RankLost", "message": "rank 3 is gone"}, finished=at(seconds=1)), other]
+    found = explaining(end for pod in pods if (end := pod_end(pod, node_is_lost=False)) is not None)
+
+    assert found is not None
+    assert found.cause is not Cause.RANK_LOST
+
+
+def deleted_at(seconds: int, pod: Json) -> Json:
+    pod["metadata"] |= {"deletionTimestamp": stamp(at(seconds=seconds + 7)), "deletionGracePeriodSeconds": 7}
+    return pod
+
+
+@pytest.mark.parametrize(("seconds", "cause"), [(2, Cause.POD_DELETED), (6, Cause.RANK_LOST)])
+def test_who_is_told_to_end_after_a_failure_was_not_deleted_by_somebody(seconds: int, cause: Cause) -> None:
+    lost = failed(0, code=6, word={"outcome": "RankLost", "message": "rank 1 is gone"}, finished=at(seconds=5))
+    for other in (a_rank(1), failed(1, code=143, finished=at(seconds=9)), failed(1, code=137, finished=at(seconds=14))):
+        found = explaining(pod_ends([(lost, False), (deleted_at(seconds, other), False)]))
+
+        assert found is not None
+        assert found.cause is cause
+
+
+def test_a_rank_that_was_killed_is_told_by_its_launcher_though_the_pod_is_being_deleted() -> None:
+    lost = failed(0, code=6, word={"outcome": "RankLost", "message": "rank 1 is gone"}, finished=at(seconds=5))
+    killed = deleted_at(6, failed(1, code=137, word={"outcome": "RankKilled", "message": "local rank 1 ended by SIGKILL"}))
+    found = explaining(pod_ends([(lost, False), (killed, False)]))
+
+    assert found is not None
+    assert (found.cause, "SIGKILL" in found.message) == (Cause.UNKNOWN, True)
+
+
+def test_a_rank_that_nobody_explains_says_so_itself() -> None:
+    found = explaining([end] if (end := pod_end(failed(code=6, word={"message": "rank 3 never came"}), node_is_lost=False)) else [])
+
+    assert found is not None
+    assert (found.cause, "rank 3 never came" in found.message) == (Cause.RANK_LOST, True)
+
+
 def test_of_two_with_one_cause_the_earlier_explains() -> None:
     pods = [failed(0, word="later", finished=at(seconds=9)), failed(1, word="sooner", finished=at(seconds=2))]
     found = explaining(end for pod in pods if (end := pod_end(pod, node_is_lost=False)) is not None)
@@ -92,7 +143,7 @@ def test_of_two_with_one_cause_the_earlier_explains() -> None:
 
 def test_only_what_may_pass_is_tried_again_and_only_what_others_decided_is_free() -> None:
     assert set(Cause) - PASSING == {Cause.CONFIGURATION, Cause.DATA, Cause.NUMERICAL, Cause.OUT_OF_MEMORY}
-    assert {Cause.PREEMPTED, Cause.SUSPENDED} == FREE
+    assert {Cause.PREEMPTED, Cause.SUPERSEDED, Cause.SUSPENDED} == FREE
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[1]", '"word"', "null"])
