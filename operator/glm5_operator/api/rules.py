@@ -12,6 +12,7 @@ from glm5_operator import images
 
 from .cel import LABEL, SUBDOMAIN, Rule, duration, quoted
 from .common import QUANTITY_PATTERN
+from .deploy_rules import DEPLOY_RULES, service_rules
 from .finetune_rules import FINETUNE_RULES
 from .known import ATTENTION_HEADS, CONTEXT_LIMIT, KNOWN_MODELS
 from .names import API_KEY_ENV, DEVICE_ENV, GROUP, POOL_LABEL, VLLM_API_KEY_ENV
@@ -322,6 +323,8 @@ RULES: Final = {
         *_pod_rules(),
         *_pool_rules(),
         *FINETUNE_RULES,
+        *DEPLOY_RULES,
+        *service_rules(_NATIVE),
     )
 }
 """All rules by id."""

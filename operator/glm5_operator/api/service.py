@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from . import names
 from .common import ApiObject, Condition, Duration, Model, Quantity, StatusModel, quantity_bytes
+from .deploy import MOST_ADAPTERS, AdapterLimits, AdapterReport, AdapterSpec
 from .known import KNOWN_MODELS, LONGEST_CONTEXT
 from .podtemplate import PodTemplate
 from .rules import IMAGE_RULES, validations
@@ -212,6 +213,11 @@ class GLM5ServiceSpec(Model):
             "context-of-model",
             "heads-of-model",
             "speculative-batch",
+            "adapters-native",
+            "adapters-storage",
+            "adapters-within",
+            "adapters-names",
+            "adapters-count",
         )
     )
 
@@ -239,6 +245,18 @@ class GLM5ServiceSpec(Model):
     """How long a replica may take to start."""
     auth: AuthSpec | None = None
     """Who may send requests. Default: everyone who reaches the Service."""
+    adapter_storage: (
+        Annotated[str, Field(min_length=1, max_length=512, json_schema_extra=validations("adapter-storage", "adapter-storage-path"))] | None
+    ) = None
+    """With engine native: the volume that LoRA adapters lie in, pvc://CLAIM or pvc://CLAIM/FOLDER, mounted read-only. With it the engine
+    takes adapters, listed or deployed by jobs, while it runs; setting it or removing it replaces the pods.
+    """
+    adapters: Annotated[tuple[AdapterSpec, ...], Field(strict=False, max_length=MOST_ADAPTERS)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    )
+    """LoRA adapters that are served beside the model. A change replaces no pod."""
+    adapter_limits: AdapterLimits | None = None
+    """How many adapters, and how large. A change replaces the pods."""
     pod_template: PodTemplate | None = None
     """Part of a PodTemplateSpec, merged strategically over the planned pod (lists by name); the engine's container is named `engine`.
     For what the site or the workload needs: resources, volumes, tolerations, annotations. It can't change cards, command, API key, checks'
@@ -333,6 +351,10 @@ class GLM5ServiceStatus(StatusModel):
     """URL inside the cluster that OpenAI clients use as base URL, ending in /v1."""
     resolved: Resolved | None = None
     """What the operator derived for one replica."""
+    adapters: Annotated[tuple[AdapterReport, ...], Field(strict=False, max_length=256)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    )
+    """Adapters that are listed or deployed by jobs, and where they have arrived."""
     conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=32)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )

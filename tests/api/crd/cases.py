@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.api.crd.case import Case
+from tests.api.crd.deploy_cases import DEPLOY_CASES
 from tests.api.crd.documents import REMOVED, TINY, Json, pool, service
 from tests.api.crd.finetune_cases import FINETUNE_CASES
 
@@ -226,4 +227,4 @@ POOL_CASES = [
     Case("pool-resource", pool({"resourceName": "huawei.com/Ascend910"}), pool({"resourceName": "Ascend910"}), "huawei.com/Ascend910"),
 ]
 
-CASES = SERVICE_CASES + POOL_CASES + FINETUNE_CASES
+CASES = SERVICE_CASES + POOL_CASES + FINETUNE_CASES + DEPLOY_CASES

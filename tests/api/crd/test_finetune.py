@@ -17,7 +17,16 @@ pytestmark = pytest.mark.api
 STARTED = {"startTime": "2026-01-01T00:00:00Z", "attempt": 1}
 
 WRONG: dict[str, tuple[str, Json]] = {
-    "an unknown field": ("spec.deploy", finetune({"deploy": {}})),
+    "an unknown field": ("spec.colour", finetune({"colour": "blue"})),
+    "a deployment to no service": ("spec.deploy.service", finetune({"deploy": {"adapter": "support"}})),
+    "a name of an adapter that is too long": (
+        "spec.deploy.adapter",
+        finetune({"deploy": {"service": "chat", "adapter": "a" * 65}}),
+    ),
+    "more than every answer right": (
+        "spec.deploy.evaluate.leastExactMatch",
+        finetune({"deploy": {"service": "chat", "adapter": "a", "evaluate": {"source": "pvc://d/a.jsonl", "leastExactMatch": 1.1}}}),
+    ),
     "a method that doesn't work yet": ("spec.method", finetune({"method": "grpo"})),
     "no method": ("spec.method", finetune({"method": REMOVED})),
     "no data": ("spec.data", finetune({"data": REMOVED})),
@@ -85,6 +94,12 @@ EVERYTHING: Json = {
     "parallelism": {"nodes": 2, "npusPerNode": 4},
     "checkpoint": {"everySteps": 50, "keep": 2},
     "merge": False,
+    "deploy": {
+        "service": "chat",
+        "adapter": "support",
+        "evaluate": {"source": "pvc://data/held.jsonl", "tolerance": 0.1, "leastExactMatch": 0.5},
+        "canary": {"share": 0.1, "time": "5m", "mostFailures": 0.02, "leastRequests": 20},
+    },
     "policy": {"maxAttempts": 3, "suspend": False, "deadline": "12h", "ttlAfterFinished": "24h"},
     "podTemplate": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "GLM5_DEVICE", "value": "cpu"}]}]}},
 }

@@ -24,7 +24,12 @@ CLIENT_SIDE_LIMIT = 262_144  # bytes of annotations; client-side apply stores th
 
 WRONG: dict[str, tuple[str, Json]] = {
     "an unknown field": ("spec.modle", service({"modle": {}})),
-    "an adapter, which nothing loads yet": ("spec.adapters", service({"adapters": []})),
+    "two adapters of one name": (
+        "spec.adapters[1]",
+        service(TINY, {"adapterStorage": "pvc://a", "adapters": [{"name": "a", "source": "job://b"}, {"name": "a", "source": "job://c"}]}),
+    ),
+    "an adapter without a source": ("spec.adapters[0].source", service(TINY, {"adapterStorage": "pvc://a", "adapters": [{"name": "a"}]})),
+    "no room for an adapter": ("spec.adapterLimits.count", service(TINY, {"adapterStorage": "pvc://a", "adapterLimits": {"count": 0}})),
     "no model": ("spec.model", service({"model": REMOVED})),
     "no weights form": ("spec.model.weights", service({"model": {"weights": REMOVED}})),
     "an unknown weights form": ("spec.model.weights", service({"model": {"weights": "fp8"}})),
@@ -61,8 +66,8 @@ EVERYTHING: Json = {
     "model": {"servedName": "glm", "memory": "512Gi"},
     "replicas": 2,
     "engine": {
-        "name": "vllm",
-        "image": "quay.io/ascend/vllm-ascend:v0.23.0-a3",
+        "name": "native",
+        "image": "registry.example/glm5-runtime:0.1.0",
         "args": ["--seed", "1"],
         "env": [{"name": "A", "value": "b"}],
     },
@@ -74,6 +79,9 @@ EVERYTHING: Json = {
     "drain": {"timeout": "300s"},
     "startup": {"timeout": "1h"},
     "auth": {"secretRef": {"name": "key", "key": "token"}},
+    "adapterStorage": "pvc://adapters/tuned",
+    "adapters": [{"name": "support", "source": "job://tune"}, {"name": "sales", "source": "pvc://adapters/tuned/sales"}],
+    "adapterLimits": {"count": 8, "rank": 64},
     "podTemplate": {
         "metadata": {"annotations": {"a": "b"}},
         "spec": {
@@ -92,7 +100,7 @@ def test_a_spec_with_every_field_is_stored_as_it_was_sent_and_read_by_the_model(
     assert stored["spec"] == sent["spec"]
     read = GLM5Service.parse(stored)
     assert read.spec.pod_template == sent["spec"]["podTemplate"]
-    assert read.spec.engine_name == "vllm"
+    assert read.spec.engine_name == "native"
 
 
 def test_a_ten_line_service_gets_no_default_but_one_replica(api: Api) -> None:
