@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from glm5_operator.api import names
-from glm5_operator.api.finetune import FinetuneResolved
+from glm5_operator.api.finetune_status import FinetuneResolved
 from glm5_operator.plan import findings, finetune_findings
 from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.offer import offer_of

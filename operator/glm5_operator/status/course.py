@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
-from glm5_operator.api.finetune import MOST_HISTORY
+from glm5_operator.api.finetune_status import MOST_HISTORY
 from glm5_operator.status.conditions import moment, stamp
 from glm5_operator.status.ends import FREE, LOST_AFTER, PASSING, SPEAKS_LATER, Cause, PodEnd, explaining, is_ended, last_word, pod_ends
 from glm5_operator.status.pods import condition
