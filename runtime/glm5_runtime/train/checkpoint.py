@@ -18,6 +18,7 @@ import shutil
 import threading
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -51,6 +52,19 @@ class Saved:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest complete checkpoint, for whoever asks how far the run is: when it was written, and the SHA-256 of its manifest."""
+
+    step: int
+    time: datetime
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """With the time as RFC 3339 has it."""
+        return {"step": self.step, "time": self.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "sha256": self.sha256}
+
+
 class Checkpoints:
     """The checkpoints of one run in a folder of their own. At most one is being written; the next one waits for it."""
 
@@ -59,6 +73,7 @@ class Checkpoints:
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.newest_step: int | None = None
+        self.newest_written: Newest | None = None
         self.kept_step: int | None = None
         """One more that stays: the best by evaluation."""
         try:
@@ -84,7 +99,7 @@ class Checkpoints:
                 log.warning("%s; it is set aside, and the checkpoint before it is used", error)
                 self.set_aside(step)
                 continue
-            self.newest_step = step
+            self.newest_step, self.newest_written = step, _newest(step, path)
             return Saved(step, path, state)
         return None
 
@@ -138,7 +153,7 @@ class Checkpoints:
             _sync_folder(temporary)
             temporary.rename(self._path(step))
             _sync_folder(self._directory)
-            self.newest_step = step
+            self.newest_step, self.newest_written = step, _newest(step, self._path(step))
             self._drop_old()
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`, in the thread that trains
             self._failure = error
@@ -169,6 +184,10 @@ def _verified(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: incomplete ({type(error).__name__}: {error})") from error
     return state
+
+
+def _newest(step: int, path: Path) -> Newest:
+    return Newest(step, datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, UTC), _digest(path / MANIFEST))
 
 
 def _digests(folder: Path) -> dict[str, tuple[int, str]]:
