@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from glm5_runtime.engine.draft import Drafter
     from glm5_runtime.engine.steps import StepRunner
     from glm5_runtime.engine.team import Member, RankSpec
+    from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.ops.interface import OperatorSet
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,17 @@ def load_engine(model_dir: Path, config: EngineConfig, start_rank: Callable[[Ran
         team.close()
         raise
     return engine
+
+
+def engine_around(decoder: Decoder, config: EngineConfig) -> Engine:
+    """An engine (not started) of a decoder that somebody else has loaded and may change between requests, as training does.
+
+    Whoever changes its parameters gives later requests another `cache_salt`: pages of the old ones would be found. Raises ConfigError.
+    """
+    device, dtype = decoder.norm.weight.device, decoder.norm.weight.dtype
+    tokens = _cache_tokens(config, decoder.config, device, dtype)
+    cache = KVCache.allocate(decoder.config, -(-tokens // config.page_size), config.page_size, device, dtype)
+    return _engine(decoder.config, config, Steps(decoder, cache, device), cache.pages, None)
 
 
 def load_steps(

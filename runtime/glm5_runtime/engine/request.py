@@ -31,8 +31,9 @@ class SamplingParams:
     """How to choose tokens for one request. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off.
 
     `logprobs`: None = none, 0 = the chosen token's only, k = the k best tokens' too; `prompt_logprobs` the same for
-    each prompt token. `max_tokens` 0 produces no token (echo with prompt_logprobs). A `seed` makes a request
-    reproducible whatever runs beside it; without one the engine draws one.
+    each prompt token. `max_tokens` 0 produces no token (echo with prompt_logprobs). With `scaled_logprobs` logprobs (not the prompt's) are
+    those of the logits divided by the temperature, for training. A `seed` makes a request reproducible whatever runs beside it; without
+    one the engine draws one.
     """
 
     max_tokens: int
@@ -50,6 +51,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    scaled_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOGIT_ROWS = 256
 """Prompt rows whose logits are held at a time: 256 rows of GLM-5's vocabulary are 158 MB."""
-_NOT_FINITE = "the model's output is not finite (NaN or infinity); check the weights, the numbers in config.json and the device"
+NOT_FINITE = "the model's output is not finite (NaN or infinity); check the weights, the numbers in config.json and the device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Runner:
         sums = logits.sum(dim=-1).tolist()  # finite only where all are; looking at each takes ten times as long
         finite = [isfinite(total) for total in sums]
         good = [row for row, is_finite in enumerate(finite) if is_finite]
-        chosen = {row: Chosen(sequence, 0, broken=_NOT_FINITE) for row, sequence in enumerate(sequences) if not finite[row]}
+        chosen = {row: Chosen(sequence, 0, broken=NOT_FINITE) for row, sequence in enumerate(sequences) if not finite[row]}
         tokens = sample(logits if all(finite) else logits[good], [sequences[row] for row in good]) if good else []
         wanted = wanted_logprobs(logits, dict(zip(good, tokens, strict=True)), sequences)
         chosen |= {row: Chosen(sequences[row], token, wanted.get(row)) for row, token in zip(good, tokens, strict=True)}

@@ -5,7 +5,7 @@ draw of a token is a function of (seed, position), so batching, preemption and r
 batch, or on all rows that need it at once; a batch of greedy rows is one argmax.
 
 Order per row: penalties, bias, stop tokens held back until min_tokens, constraint, then greedy, or temperature, min-p, top-k, top-p, draw.
-Reported logprobs are the model's own, before all of that.
+Reported logprobs are the model's own, before all of that (`scaled_logprobs`: divided by the temperature).
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def wanted_logprobs(logits: Tensor, tokens: Mapping[int, int], sequences: Rows[S
     if not tops:
         return {}
     rows = list(tops)
-    entries = token_logprobs(logits if len(rows) == len(logits) else logits[rows], [tokens[row] for row in rows], max(tops.values()))
+    picked = logits if len(rows) == len(logits) else logits[rows]
+    if any(sequences[row].params.scaled_logprobs for row in rows):
+        scales = [params.temperature if params.scaled_logprobs else 1.0 for params in (sequences[row].params for row in rows)]
+        picked = picked / torch.tensor(scales, device=logits.device).unsqueeze(1)
+    entries = token_logprobs(picked, [tokens[row] for row in rows], max(tops.values()))
     return {row: replace(entry, top=entry.top[: tops[row]]) for row, entry in zip(rows, entries, strict=True)}
 
 

@@ -51,7 +51,7 @@ def build(config: TrainConfig, device: torch.device) -> Trainee:
     decoder = load_decoder(model_config, config.model, operators("cpu"), device, kept, check_numbers=dtype == torch.float16, settled=False)
     for parameter in decoder.parameters():
         parameter.data = parameter.data.contiguous()  # as FSDP asks for; `weights` stores matrices so that few rows are fast
-    if config.method == "lora":
+    if config.has_adapters:
         places = install(decoder, config.lora, config.training.seed)
     else:
         places = {}

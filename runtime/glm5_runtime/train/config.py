@@ -11,9 +11,11 @@ from pathlib import Path  # noqa: TC003 - pydantic resolves annotations at run t
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from glm5_runtime.config import ConfigError
+from glm5_runtime.train.rl.config import RlConfig, faults
+from glm5_runtime.train.section import Section as _Section
 
 ATTENTION = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 DENSE = ("gate_proj", "up_proj", "down_proj")
@@ -31,10 +33,6 @@ def _target(name: str) -> str:
     if name not in TARGETS:
         raise ValueError(f"{name!r} is no module that takes an adapter; choose from {', '.join(TARGETS)}, or q and v")
     return name
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class LoraConfig(_Section):
@@ -116,6 +114,12 @@ class TrainingConfig(_Section):
     """Of initial values, order and dropout: the same seed gives the same run."""
     device: Literal["auto", "cpu", "npu", "cuda"] = "auto"
     """auto: the accelerator that torch finds, else the CPU."""
+    sharding: Literal["fsdp", "ddp"] = "fsdp"
+    """With several ranks. fsdp: each holds a part of the model and of the optimiser's state, layer by layer. ddp: each holds all of it."""
+    rendezvous_timeout: int = Field(600, ge=1, le=86400)
+    """Seconds for all ranks to come; then the run ends and names those that are missing."""
+    exchange_timeout: int = Field(1800, ge=10, le=86400)
+    """Seconds for one exchange between ranks: what a rank that hangs costs. Longer than writing the result takes."""
 
     @model_validator(mode="after")
     def _said_once(self) -> Self:
@@ -155,10 +159,11 @@ class TrainConfig(_Section):
 
     model: Path
     """Checkpoint folder of the base model."""
-    method: Literal["lora", "full"] = "lora"
-    """lora: thin matrices beside the frozen model. full: every parameter but the indexer's."""
+    method: Literal["lora", "full", "grpo", "ppo"] = "lora"
+    """lora: thin matrices beside the frozen model. full: every parameter but the indexer's. grpo, ppo: the same matrices, by rewards."""
     data: DataConfig
     lora: LoraConfig = LoraConfig()
+    rl: RlConfig | None = None
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig
@@ -170,10 +175,37 @@ class TrainConfig(_Section):
     @model_validator(mode="after")
     def _sections_fit_the_method(self) -> Self:
         if self.method == "full" and {"lora", "merge"} & self.model_fields_set:
-            raise ValueError("lora and merge belong to method lora; remove them or change the method")
+            raise ValueError("lora and merge belong to methods that train adapters; remove them or change the method")
+        if found := self._rl_faults():
+            raise ValueError("; ".join(found))
         if self.evaluation.patience is not None and not self.evaluation.share:
             raise ValueError("evaluation.patience needs rows to judge by: set evaluation.share")
         return self
+
+    def _rl_faults(self) -> list[str]:
+        if not self.is_rl:
+            return [] if self.rl is None else ["rl belongs to methods grpo and ppo; remove it or change the method"]
+        if self.rl is None:
+            return [f"method {self.method} needs the section rl"]
+        not_there = {
+            "lora.dropout: old and new log-probabilities would differ by chance; leave it out": "dropout" in self.lora.model_fields_set
+            and self.lora.dropout > 0,
+            "evaluation.share: rows aren't held back with grpo and ppo; leave it out": self.evaluation.share > 0,
+            "training.batch_tokens and training.packing: a batch of grpo and ppo is so many prompts, batch_size": (
+                self.training.batch_tokens is not None or self.training.packing
+            ),
+        }
+        return [message for message, applies in not_there.items() if applies] + faults(self.rl, self.method)
+
+    @property
+    def is_rl(self) -> bool:
+        """Whether it learns from its own answers."""
+        return self.method in {"grpo", "ppo"}
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether thin matrices are trained, beside a frozen model."""
+        return self.method != "full"
 
     @property
     def warnings(self) -> list[str]:
@@ -187,7 +219,7 @@ class TrainConfig(_Section):
             " take fp16, a batch of 8 or more, and at most 2048 tokens": training.dtype == "bf16"
             and (training.batch_size < 8 or length > 2048),
             f"lora.targets {', '.join(dense)}: dense layers' adapters make a model forget more, and PEFT can't load them for this one": (
-                self.method == "lora" and bool(dense)
+                self.has_adapters and bool(dense)
             ),
         }
         return [message for message, applies in found.items() if applies]

@@ -7,6 +7,7 @@ parameters in fp32, of the layer that they belong to, so FSDP shards them with i
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -54,6 +55,7 @@ class LoraModule(Module):
         self.starts = [target.start for _, (target, _) in ordered]
         self.width = max(target.width or target.outputs for target, _ in parts.values())
         self.scale, self.dropout = config.scale, config.dropout
+        self.active = True  # see `without_adapters`
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, while training."""
@@ -78,7 +80,10 @@ class LoraLinear(LoraModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, in] → [N, out]."""
-        output, dropped = self.base(x), self.drop(x)
+        output: Tensor = self.base(x)
+        if not self.active:
+            return output
+        dropped = self.drop(x)
         downs = [pair.down for pair in self.adapters.values()]
         ups = [pair.up.to(x.dtype) for pair in self.adapters.values()]
         narrow = functional.linear(dropped, (downs[0] if len(downs) == 1 else torch.cat(tuple(downs))).to(x.dtype))
@@ -107,7 +112,9 @@ class LoraAbsorbed(LoraModule):
     @property
     def weight(self) -> Tensor:
         """[out, in] in the base's dtype."""
-        pair, base = next(iter(self.adapters.values())), self.base.weight
+        pair, base = next(iter(self.adapters.values())), cast("Tensor", self.base.weight)
+        if not self.active:
+            return base
         hidden = self.drop(pair.down.new_ones(pair.down.shape[1]))
         return torch.addmm(base, pair.up.to(base.dtype), (pair.down * hidden).to(base.dtype), alpha=self.scale)
 
@@ -117,7 +124,7 @@ class LoraExperts(LoraModule):
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """[N, hidden], each token's experts and their weights [N, k] → the weighted sum [N, hidden]."""
-        output: Tensor = self.base(x, chosen, weights, extra=self._add)
+        output: Tensor = self.base(x, chosen, weights, extra=self._add if self.active else None)
         return output
 
     def _add(self, place: int, x: Tensor, output: Tensor, _rows: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -125,6 +132,19 @@ class LoraExperts(LoraModule):
         pair = self.adapters[("gate_up_proj", "down_proj")[place]]
         narrow = product(self.drop(x), pair.down.to(x.dtype))
         output.add_(product(narrow, pair.up.to(x.dtype)), alpha=self.scale)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is its frozen base: what reinforcement learning measures its distance from."""
+    modules = [module for module in model.modules() if isinstance(module, LoraModule)]
+    for module in modules:
+        module.active = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.active = True
 
 
 def install(decoder: Decoder, config: LoraConfig, seed: int) -> dict[str, tuple[LoraModule, str]]:

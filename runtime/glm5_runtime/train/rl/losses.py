@@ -10,17 +10,15 @@ Legend: B rollouts, T tokens of the longest, M tokens of a micro-batch that coun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
+from glm5_runtime.train.rl.config import KL, Aggregation
 from glm5_runtime.train.rl.head import HeadLoss, head_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-KL = Literal["k1", "k2", "k3"]
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 _LARGEST_LOG_RATIO = 20.0
 """e^20 is 5e8: further the policies have nothing in common, and fp32 would overflow at 88."""
