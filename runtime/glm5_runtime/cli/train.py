@@ -15,6 +15,9 @@ from glm5_runtime import device as devices
 def train(
     config: Annotated[Path, typer.Option(metavar="FILE", help="The training file, YAML.")],
     result: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write how the run ended, as JSON.")] = None,
+    progress_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, metavar="PORT", help="Serve GET /progress here, as JSON; 0 takes a free port.")
+    ] = None,
     log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log.")] = "info",
 ) -> None:
     """Fine-tune a model: LoRA or all parameters. Goes on from the newest checkpoint of the run, where there is one.
@@ -39,4 +42,4 @@ def train(
 
     logs.set_up(log_level)
     logs.say(f"device={choice.device} reason={choice.reason!r}")
-    sys.exit(command.train(config, result))
+    sys.exit(command.train(config, result, progress_port))

@@ -11,6 +11,7 @@ import os
 import signal
 import warnings
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glm5_runtime.config import ConfigError
@@ -27,6 +28,7 @@ from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.loop import Interrupted, Trainer
 from glm5_runtime.train.merge import export_checkpoint
 from glm5_runtime.train.progress import reporter
+from glm5_runtime.train.progress_server import serving
 from glm5_runtime.train.source import Selected, Source, by_length, split
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from glm5_runtime.train.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
+
+ATTEMPT = "GLM5_ATTEMPT"
+"""Environment variable: number of the attempt, in a cluster."""
 
 EXIT_CODES: dict[type[Exception], int] = {
     ConfigError: 2,
@@ -54,33 +59,71 @@ EXIT_CODES: dict[type[Exception], int] = {
 
 
 _MOST_MESSAGE = 2000
-"""Characters; kubelet cuts a container's last words after 4096 bytes."""
+"""Characters of a message."""
+_MOST_BYTES = 4000
+"""Of the file of `result`: kubelet cuts a container's last words after 4096."""
 
 
-def train(config_path: Path, result: Path | None = None) -> int:
-    """One run, to its end; returns the exit code. `result`: file for the ending, as JSON."""
+@dataclass
+class _Reached:
+    """How far a run came, for whoever asks before it is over and for an ending that isn't a good one."""
+
+    trainer: Trainer | None = None
+    checkpoints: Checkpoints | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `GET /progress` answers: the record of progress, the attempt's number and the newest checkpoint."""
+        progress = self.trainer.progress.to_json() if self.trainer else {}
+        written = self.checkpoints.newest_written if self.checkpoints else None
+        attempt = os.environ.get(ATTEMPT, "")
+        return {
+            **progress,
+            "attempt": int(attempt) if attempt.isdigit() else None,
+            "checkpoint": written.to_json() if written else None,
+        }
+
+    def at_failure(self) -> dict[str, Any]:
+        """Step, total and loss, as far as they are known."""
+        told = self.to_json()
+        return {name: told[name] for name in ("step", "total", "loss") if told.get(name) is not None}
+
+
+def train(config_path: Path, result: Path | None = None, progress_port: int | None = None) -> int:
+    """One run, to its end; returns the exit code.
+
+    `result`: file for the ending, as JSON. `progress_port`: where `GET /progress` is served meanwhile.
+    """
+    reached = _Reached()
     try:
-        ending = {"outcome": "Succeeded", **_run(read_config(config_path))}
+        ending = {"outcome": "Succeeded", **_run(read_config(config_path), reached, progress_port)}
         code = 0
     except tuple(EXIT_CODES) as error:
         code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-        ending = {"outcome": type(error).__name__, "message": str(error)[:_MOST_MESSAGE]}
+        ending = {"outcome": type(error).__name__, "message": str(error)[:_MOST_MESSAGE], **reached.at_failure()}
         log.error("%s: %s", type(error).__name__, error)
     except Exception as error:
         code = 1
-        ending = {"outcome": type(error).__name__, "message": f"{type(error).__name__}: {error}"[:_MOST_MESSAGE]}
+        message = f"{type(error).__name__}: {error}"[:_MOST_MESSAGE]
+        ending = {"outcome": type(error).__name__, "message": message, **reached.at_failure()}
         log.exception("the run failed")
     if result is not None:
-        result.write_text(json.dumps(ending))
+        write_ending(result, ending)
     return code
 
 
-def _run(config: TrainConfig) -> dict[str, Any]:
+def write_ending(file: Path, ending: dict[str, Any]) -> None:
+    """As JSON of so few bytes that kubelet keeps all of it: half of it would be none. A message is shortened where it must be."""
+    while len(text := json.dumps(ending, ensure_ascii=False).encode(errors="replace")) > _MOST_BYTES and len(ending.get("message", "")) > 1:
+        ending = {**ending, "message": ending["message"][: len(ending["message"]) * 3 // 4]}
+    file.write_bytes(text)
+
+
+def _run(config: TrainConfig, reached: _Reached, progress_port: int | None) -> dict[str, Any]:
     for warning in config.warnings:
         log.warning("%s", warning)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # said by torch at every checkpoint of a run in one process
     data = _read(config)
-    checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep)
+    checkpoints = reached.checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep)
     trainee = build(config, torch_device(config.training.device))
     rows, held = split(data.rows, config.evaluation.share, config.training.seed)
     lengths = data.lengths
@@ -89,9 +132,10 @@ def _run(config: TrainConfig) -> dict[str, Any]:
     )
     with reporter() as report:
         trainer = Trainer(trainee.model, config, Source(data, rows, config), held_back, checkpoints, report=report)
-        with _stopping(trainer):
+        reached.trainer = trainer
+        with _stopping(trainer), serving(progress_port, reached.to_json):
             progress = trainer.run()
-    return {**progress.to_json(), **_publish(config, trainee)}
+    return {**progress.to_json(), "last_checkpoint": reached.to_json()["checkpoint"], **_publish(config, trainee)}
 
 
 def _read(config: TrainConfig) -> Dataset:

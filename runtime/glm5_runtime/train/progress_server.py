@@ -1,0 +1,81 @@
+"""`GET /progress`: how far a run is, for whoever asks, in JSON. Served beside training by a thread that is never waited for.
+
+Started by the `train` command in the process of rank 0. It must not disturb training: a port that is taken costs the page, not the run,
+and one request is answered after the other, so that no number of clients makes threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+log = logging.getLogger(__name__)
+
+PATH = "/progress"
+CLIENT_SECONDS = 2.0
+"""Longest wait for a client that says nothing; the next one waits meanwhile."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = CLIENT_SECONDS
+    read: ClassVar[Callable[[], dict[str, Any]]]
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != PATH:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = json.dumps(type(self).read()).encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        log.debug("progress: " + format, *args)
+
+
+class _Server(HTTPServer):
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def server_bind(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # where IPv6 is off there is only one stack
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socket.socket.bind(self.socket, self.server_address)  # HTTPServer's own asks the name service for the host's name
+        self.server_name, self.server_port = "", self.socket.getsockname()[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:  # a client that hung up is no news
+        log.debug("progress: %s went away", client_address)
+
+
+@contextlib.contextmanager
+def serving(port: int | None, read: Callable[[], dict[str, Any]]) -> Iterator[int | None]:
+    """Answer `GET /progress` on all addresses with what `read` gives, until the block ends; yields the port, None when nothing is served.
+
+    `port` 0 takes a free one, None serves nothing. `read` is called in the server's thread and must not wait.
+    """
+    if port is None:
+        yield None
+        return
+    try:
+        server = _Server(("", port), type("Handler", (_Handler,), {"read": staticmethod(read)}))
+    except OSError as error:
+        log.warning("progress can't be served on port %d: %s", port, error.strerror or error)
+        yield None
+        return
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, name="progress", daemon=True).start()
+    log.info("progress at port %d, %s", server.server_port, PATH)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
