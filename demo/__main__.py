@@ -80,7 +80,7 @@ def _kind() -> Site:
         with _step("build the images (the first time takes a while)"):
             for target in images.TARGETS:
                 images.build(docker, target)
-        with _step("create a Kubernetes cluster with two nodes of fake Ascend cards") as say:
+        with _step("create a Kubernetes cluster with four nodes of fake Ascend cards") as say:
             cluster = KindCluster.up(places.CLUSTER_NAME, workload.options(docker), say)
         with _step("load the images onto the nodes"):
             places.load_images(cluster)

@@ -30,7 +30,8 @@ class Site:
         kubectl_path: Program.
         helm_path: Program.
         values: Helm values that this place needs.
-        pod_template: Merged over the pool's podTemplate: what pods need here and nowhere else.
+        mounts_packages: Whether pods need the runtime's Python packages mounted from the node (decision 0006).
+        serving_nodes: Labels that nodes for services have here, beside those of the pool's manifest.
         runtime: Which runtime image runs here and where it finds torch, in words.
         kind: The kind cluster, when it is one.
     """
@@ -39,7 +40,8 @@ class Site:
     kubectl_path: Path
     helm_path: Path
     values: Mapping[str, str] = field(default_factory=dict)
-    pod_template: Mapping[str, Any] = field(default_factory=dict)
+    mounts_packages: bool = False
+    serving_nodes: Mapping[str, str] = field(default_factory=dict)
     runtime: str = ""
     kind: KindCluster | None = None
 
@@ -50,6 +52,10 @@ class Site:
     def helm(self, *words: str) -> str:
         """Run helm here and return its output."""
         return run(self.helm_path, *self._access, *words)
+
+    def pod_template(self, container: str) -> dict[str, Any]:
+        """What pods with that main container need here and nowhere else, to be merged over the pool's podTemplate."""
+        return mounted_packages(container) if self.mounts_packages else {}
 
     @property
     def _access(self) -> tuple[str, ...]:
@@ -77,7 +83,8 @@ def kind_site(cluster: KindCluster) -> Site:
         kubectl_path=tool("kubectl"),
         helm_path=tool("helm"),
         values={"engines.native.image.tag": tag} if mounted else {},
-        pod_template=mounted_packages() if mounted else {},
+        mounts_packages=mounted,
+        serving_nodes={"example.com/cards-for": "inference"},
         runtime=f"runtime image {tag}: "
         + (
             "no registry is reached here, so it holds no torch, and pods mount the Python packages read-only from the node (decision 0006)"
@@ -120,14 +127,14 @@ def current_site() -> Site:
     return place
 
 
-def mounted_packages() -> dict[str, Any]:
+def mounted_packages(container: str) -> dict[str, Any]:
     """A pod template that mounts the runtime's Python packages from the node (decision 0006)."""
     return {
         "spec": {
             "volumes": [{"name": "site-packages", "hostPath": {"path": SITE_PACKAGES_NODE_PATH, "type": "Directory"}}],
             "containers": [
                 {
-                    "name": "engine",
+                    "name": container,
                     "env": [{"name": "PYTHONPATH", "value": POD_PACKAGES}],
                     "volumeMounts": [{"name": "site-packages", "mountPath": POD_PACKAGES, "readOnly": True}],
                 }

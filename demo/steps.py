@@ -43,11 +43,18 @@ def install_operator(site: Site, **values: str) -> Operator:
 
 
 def apply_pool(site: Site) -> None:
-    """Apply the demo's namespace and pool, with what this place needs in the pool's pod template."""
+    """Apply the demo's namespace and the pool for services, with what this place needs in its pod template."""
     owned.namespace(site, NAMESPACE)
-    pool = yaml.safe_load((MANIFESTS / "pool.yaml").read_text())
-    pool["spec"]["podTemplate"] = merge(pool["spec"]["podTemplate"], site.pod_template)
+    pool = _pool(site, "pool.yaml", "engine")
+    pool["spec"]["nodeSelector"] |= site.serving_nodes
     owned.apply(site, pool)
+
+
+def _pool(site: Site, file: str, container: str) -> dict[str, Any]:
+    """A pool's manifest with what pods need here."""
+    pool: dict[str, Any] = yaml.safe_load((MANIFESTS / file).read_text())
+    pool["spec"]["podTemplate"] = merge(pool["spec"].get("podTemplate", {}), site.pod_template(container))
+    return pool
 
 
 def apply_service(site: Site) -> None:

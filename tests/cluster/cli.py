@@ -23,7 +23,7 @@ from tests.cluster.tools import TOOLS, tool
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 api = typer.Typer(no_args_is_help=True, help="Control plane only, on this host: API tests and benchmarks.")
-kind = typer.Typer(no_args_is_help=True, help="Three nodes with fake Ascend cards, in containers: demo and end-to-end tests.")
+kind = typer.Typer(no_args_is_help=True, help="Five nodes with fake Ascend cards, in containers: demo and end-to-end tests.")
 app.add_typer(api, name="api")
 app.add_typer(kind, name="kind")
 
@@ -156,7 +156,7 @@ KindName = Annotated[str, typer.Option(help="kind's cluster name.")]
 def kind_up(
     name: KindName = "glm5",
     mount: Annotated[list[str] | None, typer.Option(help="HOST-FOLDER:NODE-FOLDER, read-only on every worker; repeatable.")] = None,
-    product: Annotated[list[str] | None, typer.Option(help="A2 or A3, once per worker in turn.")] = None,
+    product: Annotated[list[str] | None, typer.Option(help="A2 or A3, for each worker in turn; the others stay A2.")] = None,
     bare: Annotated[bool, typer.Option(help="Without the tiny model and the runtime's packages on the workers.")] = False,
 ) -> None:
     """Start it and print its kubeconfig."""
@@ -165,7 +165,7 @@ def kind_up(
         build_everything(Cluster.KIND, console)
         standard = KindOptions() if bare else workload.options(engine.require())
         mounts = (*standard.mounts, *(_mount(text) for text in mount or []))
-        options = KindOptions(mounts, tuple(product) if product else standard.products)
+        options = KindOptions(mounts, (*(product or ()), *standard.products[len(product or ()) :]))
         cluster = KindCluster.up(name, options, say=lambda step: console.print(f"[dim]{time.monotonic() - begin:5.1f} s[/dim] {step}"))
     console.print(f"kind cluster [bold]{name}[/bold] is ready after {time.monotonic() - begin:.1f} s")
     if cluster.engine.own:

@@ -1,4 +1,4 @@
-"""The kind cluster of demo and end-to-end tests: one control-plane node, two workers with fake Ascend cards.
+"""The kind cluster of demo and end-to-end tests: one control-plane node, four workers with fake Ascend cards.
 
 Used by plugin.py, the CLI and the demo. With a Docker engine that can pull kindest/node it is plain kind; else the
 engine (engine.py) and the node image (nodeimage.py) are our own. `down` leaves no process, mount, interface or container.
@@ -27,6 +27,8 @@ from tests.cluster.versions import KINDEST_NODE
 CONFIG = Path(__file__).parents[2] / "manifests" / "kind.yaml"
 _PLUGIN = Path(__file__).parent / "node" / "ascend-fake.yaml"
 _CARDS_FOLDER = "/var/lib/glm5-fake-ascend"  # on the node; go/fake/ascend-fake/state.go names it too
+SHARED_NODE_PATH = "/var/lib/glm5-shared"
+PRODUCTS = ("A2",) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class KindOptions:
     """
 
     mounts: tuple[Mount, ...] = ()
-    products: tuple[str, ...] = ("A2", "A2")
+    products: tuple[str, ...] = PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,11 @@ class KindCluster:
         """The file with that worker's cards: NodeDevices.read, change, write; the node follows within a second."""
         return _folder(self.name) / "nodes" / worker / "node.json"
 
+    @property
+    def shared(self) -> Path:
+        """The host's side of SHARED_NODE_PATH, which pods on every worker may write; it goes with the cluster."""
+        return _folder(self.name) / "shared"
+
     def load(self, *images: str) -> None:
         """Put images of the engine (by name) or archives (by path, ending in .tar) onto the workers, where pods run."""
         where = ("--name", self.name, "--nodes", ",".join(self.workers))
@@ -181,6 +188,8 @@ class KindCluster:
         for worker, product in zip(self.workers, self.options.products, strict=True):
             self.cards(worker).parent.mkdir(parents=True)
             NodeDevices.idle(product).write(self.cards(worker))
+        self.shared.mkdir()
+        self.shared.chmod(0o777)  # pods run as uid 1000
         config = folder / "kind.yaml"
         config.write_text(yaml.safe_dump(self._config(), sort_keys=False))
         _log(self.name).unlink(missing_ok=True)
@@ -207,6 +216,7 @@ class KindCluster:
         for node, worker in zip(workers, self.workers, strict=True):
             mounts = [{"hostPath": mount.host, "containerPath": mount.node, "readOnly": True} for mount in self.options.mounts]
             mounts.append({"hostPath": str(self.cards(worker).parent), "containerPath": _CARDS_FOLDER, "readOnly": True})
+            mounts.append({"hostPath": str(self.shared), "containerPath": SHARED_NODE_PATH, "readOnly": False})
             node["extraMounts"] = [*node.get("extraMounts", []), *mounts]
         return config
 

@@ -39,7 +39,7 @@ def namespace(api_cluster: ApiCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def kind_cluster() -> Iterator[KindCluster]:
-    """A kind cluster with two workers of eight fake cards, the tiny model and the runtime's packages on them.
+    """A kind cluster with four workers of eight fake cards, the tiny model and the runtime's packages on them.
 
     It is removed at the end, unless it ran before: `python -m tests.cluster kind up --name glm5-e2e` keeps one for
     repeated runs. $GLM5_KIND_NAME uses another name.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.cluster import cache, images
 from tests.cluster.engine import Engine
-from tests.cluster.kind import KindOptions, Mount
+from tests.cluster.kind import PRODUCTS, KindOptions, Mount
 from tests.cluster.shell import run
 from tests.cluster.site_packages import site_packages
 
@@ -18,7 +18,7 @@ MODEL_NODE_PATH = "/opt/glm5/models/tiny-glm5"
 SITE_PACKAGES_NODE_PATH = "/opt/glm5/site-packages"
 
 
-def options(docker: Engine, products: tuple[str, ...] = ("A2", "A2")) -> KindOptions:
+def options(docker: Engine, products: tuple[str, ...] = PRODUCTS) -> KindOptions:
     """Cluster options with everything that the demo and the end-to-end tests need on the workers."""
     mounts = [Mount(str(model_folder()), MODEL_NODE_PATH)]
     if needs_site_packages(docker):

@@ -32,6 +32,12 @@ def engine_pod(place: Site, service: str = steps.SERVICE) -> dict[str, Any]:
     return wait_for(f"one pod of {service}", one, timeout=60)
 
 
+def serving_workers(place: Site) -> list[str]:
+    """Names of the workers whose cards are the demo service's pool."""
+    assert place.kind is not None
+    return place.kubectl("get", "nodes", "-l", "example.com/cards-for=inference", "-o", "jsonpath={.items[*].metadata.name}").split()
+
+
 def uid(item: dict[str, Any]) -> str:
     """The object's uid."""
     return str(item["metadata"]["uid"])

@@ -13,7 +13,7 @@ from demo.site import Site
 from demo.talk import port_forward
 from tests.cluster.devices import NodeDevices
 from tests.cluster.shell import wait_for
-from tests.e2e.looks import a_service, apply, delete_service, exists, get, leftovers, wait_ready, wait_reason
+from tests.e2e.looks import a_service, apply, delete_service, exists, get, leftovers, serving_workers, wait_ready, wait_reason
 
 MODEL = {"name": "tiny-glm5", "weights": "bf16", "source": "image:///models/tiny-glm5", "memory": "2Gi"}
 
@@ -79,9 +79,9 @@ def test_too_little_memory_is_told_as_out_of_memory(place: Site, name: str) -> N
 
 @pytest.fixture
 def one_card_a_node(place: Site) -> Iterator[None]:
-    """All cards but one of each worker are sick; afterwards they are as before."""
+    """All cards but one of each serving worker are sick; afterwards they are as before."""
     assert place.kind is not None
-    files = [place.kind.cards(worker) for worker in place.kind.workers]
+    files = [place.kind.cards(worker) for worker in serving_workers(place)]
     healthy = [NodeDevices.read(file) for file in files]
     try:
         for node, file in zip(healthy, files, strict=True):
@@ -108,7 +108,7 @@ def cards_in_all(place: Site) -> int:
 
 def test_a_sick_card_leaves_the_pools_count_and_a_healed_one_returns(place: Site) -> None:
     assert place.kind is not None
-    cards = place.kind.cards(place.kind.workers[0])
+    cards = place.kind.cards(serving_workers(place)[0])
     healthy = NodeDevices.read(cards)
     before = cards_in_all(place)
 

@@ -13,8 +13,8 @@ from tests.cluster.shell import wait_for
 
 
 def marks(place: Site) -> list[tuple[str | None, list[str]]]:
-    """The operator's label and taint, by worker."""
-    nodes = json.loads(place.kubectl("get", "nodes", "-l", "accelerator=huawei-Ascend910", "-o", "json"))["items"]
+    """The operator's label and taint, by worker that serves."""
+    nodes = json.loads(place.kubectl("get", "nodes", "-l", "example.com/cards-for=inference", "-o", "json"))["items"]
     return [
         (
             node["metadata"]["labels"].get("glm5.dev/pool"),

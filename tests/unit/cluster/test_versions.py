@@ -56,6 +56,8 @@ def test_with_a_cpu_index_the_cuda_packages_are_left_out() -> None:
     assert any(line.startswith("torch==") for line in cpu)
 
 
-def test_the_kind_configuration_has_one_control_plane_and_two_workers() -> None:
+def test_the_kind_configuration_has_a_control_plane_and_two_workers_for_each_purpose() -> None:
     config = yaml.safe_load((REPOSITORY / "manifests" / "kind.yaml").read_text())
-    assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
+    purposes = [node.get("labels", {}).get("example.com/cards-for") for node in config["nodes"] if node["role"] == "worker"]
+    assert config["nodes"][0]["role"] == "control-plane"
+    assert purposes == ["inference", "inference", "training", "training"]
