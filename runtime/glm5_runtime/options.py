@@ -55,6 +55,14 @@ LoraDir = Annotated[
     Text,
     typer.Option(metavar="DIR", help="Folder within which /v1/load_lora_adapter may load adapters; without it none. [default: none]"),
 ]
+AdaptersFile = Annotated[
+    Text,
+    typer.Option(
+        metavar="FILE",
+        help="JSON that says which adapters are loaded, and what share of the model's requests each answers; followed while it changes."
+        " [default: none]",
+    ),
+]
 Device = Annotated[
     Text,
     typer.Option(

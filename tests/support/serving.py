@@ -75,10 +75,17 @@ def make_service(
     patience: Patience | None = None,
     max_request_bytes: int = 1_000_000,
     lora_dir: Path | None = None,
+    adapters_file: Path | None = None,
 ) -> Service:
     """A service with its model loaded."""
     settings = ServerSettings(
-        MODEL, TINY, max_request_bytes=max_request_bytes, api_key=api_key, patience=patience or Patience(), lora_dir=lora_dir
+        MODEL,
+        TINY,
+        max_request_bytes=max_request_bytes,
+        api_key=api_key,
+        patience=patience or Patience(),
+        lora_dir=lora_dir,
+        adapters_file=adapters_file,
     )
     service = Service(settings)
     tiers = engine.tiers if isinstance(engine, Engine) else {}

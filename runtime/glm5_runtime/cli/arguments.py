@@ -126,6 +126,7 @@ class ServeArguments(BaseModel):
     max_lora_rank: int = Field(16, ge=1, le=1024)
     lora_modules: tuple[Annotated[tuple[str, Path], BeforeValidator(_named_folder)], ...] | None = None
     lora_dir: Path | None = None
+    adapters_file: Path | None = None
     seed: int = Field(0, ge=0, le=2**63 - 1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     audit_log: str | None = Field(None, min_length=1)
@@ -158,7 +159,7 @@ def check_arguments(given: Mapping[str, Any]) -> ServeArguments:
 
 def _adapter_faults(arguments: ServeArguments) -> list[str]:
     if not arguments.enable_lora:
-        given = {"--lora-modules": arguments.lora_modules, "--lora-dir": arguments.lora_dir}
+        given = {"--lora-modules": arguments.lora_modules, "--lora-dir": arguments.lora_dir, "--adapters-file": arguments.adapters_file}
         return [f"{flag}: needs --enable-lora" for flag, value in given.items() if value]
     names = [name for name, _ in arguments.lora_modules or ()]
     faults = [f"--lora-modules: {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]

@@ -18,6 +18,7 @@ from glm5_runtime.config import ConfigError, ContextTier, EngineConfig, ModelCon
 from glm5_runtime.options import (
     DTYPES,
     VERSIONS,
+    AdaptersFile,
     AuditLog,
     CacheType,
     CheckWeights,
@@ -151,6 +152,7 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
     max_lora_rank: MaxLoraRank = None,
     lora_modules: LoraModules = None,
     lora_dir: LoraDir = None,
+    adapters_file: AdaptersFile = None,
     seed: Annotated[Text, typer.Option(metavar="N", help="Seed for requests that bring none. [default: 0]")] = None,
     log_level: Annotated[
         Text, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log. [default: info]")
@@ -218,6 +220,7 @@ def _serve(arguments: ServeArguments, key: str | None, choice: devices.Choice) -
         audit_log=arguments.audit_log,
         post_inference_hooks=arguments.post_inference_hook or (),
         lora_dir=arguments.lora_dir,
+        adapters_file=arguments.adapters_file,
     )
     engine = EngineConfig(
         device=choice.device,

@@ -17,7 +17,7 @@ import torch
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.engine.errors import EngineDead
-from glm5_runtime.model.adapter_files import AdapterError, Part, read_adapter
+from glm5_runtime.model.adapter_files import AdapterError, Part, is_same_model, read_adapter
 from glm5_runtime.model.adapters import install, stack
 
 if TYPE_CHECKING:
@@ -32,12 +32,23 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What shall be taken up: a folder, and what is asked of it beside fitting the model."""
+
+    path: Path
+    sha256: str | None = None  # what the tensors' file must have
+    base: str | None = None  # what adapter_config.json must name as its base, if it names one; None: this server's model
+    any_base: bool = False  # the sizes decide; another name is only told
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """What was read: SHA-256 of the tensors, adapter_config.json, the largest rank of a matrix. The same on all ranks."""
 
     sha256: str
     settings: dict[str, Any]
     rank: int
+    note: str = ""  # what somebody should know of it
 
 
 class AdapterPart:
@@ -51,7 +62,7 @@ class AdapterPart:
         self.first: list[Taken] = []
         for number, (name, path) in enumerate(config.lora_modules, start=1):
             try:
-                self.first.append(self.take(number, path))
+                self.first.append(self.take(number, Wanted(path)))
             except AdapterError as error:
                 raise ConfigError(f"--lora-modules: {name}: {error}") from error
 
@@ -61,14 +72,13 @@ class AdapterPart:
         if device.index is not None:
             torch.accelerator.set_device_index(device.index)
 
-    def take(self, number: int, path: Path, sha256: str | None = None) -> Taken:
-        """Read, check and take up an adapter; raises AdapterError, and then everything is as it was. Takes as long as its file.
-
-        `sha256`: what the tensors' file must have.
-        """
+    def take(self, number: int, wanted: Wanted) -> Taken:
+        """Read, check and take up an adapter; raises AdapterError, and then everything is as it was. Takes as long as its file."""
         device, dtype = self._kind
+        path, sha256 = wanted.path, wanted.sha256
+        bases = [] if wanted.any_base else self._base_names if wanted.base is None else [wanted.base]
         try:
-            file = read_adapter(path, self._config, self._base_names, self._max_rank, device=device, dtype=dtype, part=self._part)
+            file = read_adapter(path, self._config, bases, self._max_rank, device=device, dtype=dtype, part=self._part)
             if sha256 is not None and not hmac.compare_digest(file.sha256, sha256.lower()):
                 raise AdapterError(f"{path}: the SHA-256 of the tensors is {file.sha256}, not the expected {sha256.lower()[:64]}")
             stacks = stack(self.model.stacks, {number: file.pairs}, self._held)
@@ -78,7 +88,13 @@ class AdapterPart:
             raise AdapterError(f"{path}: could not be taken up: {error}; unload another one or raise --memory-reserve") from error
         self.model.stacks = stacks
         self._held.add(number)
-        return Taken(file.sha256, file.settings, file.rank)
+        return Taken(file.sha256, file.settings, file.rank, self._note(file.settings) if wanted.any_base else "")
+
+    def _note(self, settings: Mapping[str, Any]) -> str:
+        base = str(settings.get("base_model_name_or_path") or "")
+        if not base or any(is_same_model(base, name) for name in self._base_names):
+            return ""
+        return f"the adapter names {base[:80]!r} as its base, this server has {' = '.join(map(repr, self._base_names))}; its sizes fit"
 
     def drop(self, number: int) -> None:
         """Take an adapter away; of one that isn't here nothing."""
@@ -94,18 +110,18 @@ class AllParts:
         self.first = own.first
         self._own, self._channels, self._limit, self._obituary = own, channels, limit, obituary
 
-    def take(self, number: int, path: Path, sha256: str | None = None) -> Taken:
+    def take(self, number: int, wanted: Wanted) -> Taken:
         """As a part's, on all ranks or on none; raises EngineDead when one is gone."""
         until = time.monotonic() + self._limit
         try:
-            self._tell(number, path, sha256)
-            taken = self._own.take(number, path, sha256)
+            self._tell(number, wanted)
+            taken = self._own.take(number, wanted)
             for rank in self._channels:
                 answer = self._answer(rank, number, until)
                 if isinstance(answer, str):
                     raise AdapterError(f"rank {rank}: {answer}")
                 if answer != taken:
-                    raise AdapterError(f"{path}: rank {rank} has read something else than rank 0; is the folder being written?")
+                    raise AdapterError(f"{wanted.path}: rank {rank} has read something else than rank 0; is the folder being written?")
         except BaseException:
             self.drop(number)
             raise
@@ -115,14 +131,14 @@ class AllParts:
         """As a part's. Nobody waits for the others: they do what they are told in order, and one that is gone ends the engine anyway."""
         self._own.drop(number)
         try:
-            self._tell(number, None, None)
+            self._tell(number, None)
         except EngineDead as dead:
             log.error("adapter %d stays where it is: %s", number, dead)
 
-    def _tell(self, number: int, path: Path | None, sha256: str | None) -> None:
+    def _tell(self, number: int, wanted: Wanted | None) -> None:
         for rank, channel in self._channels.items():
             try:
-                channel.send((number, path, sha256))
+                channel.send((number, wanted))
             except OSError as error:
                 raise self._lost(rank) from error
 
@@ -147,21 +163,21 @@ def answer(part: AdapterPart, channel: Connection) -> None:
     part.enter()
     while True:
         try:
-            number, path, sha256 = channel.recv()
+            number, wanted = channel.recv()
         except (EOFError, OSError):
             return
         try:
-            if path is None:
+            if wanted is None:
                 part.drop(number)
                 continue
-            said: Taken | str = part.take(number, path, sha256)
+            said: Taken | str = part.take(number, wanted)
         except AdapterError as error:
             said = str(error)
         except Exception as error:  # whatever it is, rank 0 waits
-            log.exception("adapter %d from %s", number, path)
+            log.exception("adapter %d: %s", number, wanted)
             said = f"{type(error).__name__}: {error}"
         try:
-            if path is not None:
+            if wanted is not None:
                 channel.send((number, said))
         except OSError:
             return

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from glm5_runtime.engine.adapter_parts import Wanted
 from glm5_runtime.model.adapter_files import AdapterError
 
 if TYPE_CHECKING:
@@ -29,9 +30,16 @@ class UnknownAdapter(Exception):  # noqa: N818 - told to the client as it is
     """No adapter of this name is loaded."""
 
 
+class NoRoom(AdapterError):  # noqa: N818 - an AdapterError already
+    """As many adapters are loaded as the server takes."""
+
+
 @dataclass(slots=True)
 class LoadedAdapter:
-    """One adapter. `number` is its own among all that this process ever loads; `users` are requests that have not ended."""
+    """One adapter. `number` is its own among all that this process ever loads; `users` are requests that have not ended.
+
+    `note`: what somebody should know of it, empty for nothing.
+    """
 
     name: str
     path: Path
@@ -39,6 +47,7 @@ class LoadedAdapter:
     rank: int
     number: int
     loaded: float  # Unix time
+    note: str = ""
     users: int = 0
     unloaded: bool = False
 
@@ -64,27 +73,47 @@ class AdapterStore:
             return list(self._by_name.values())
 
     def load(self, name: str, path: Path, sha256: str | None = None) -> LoadedAdapter:
-        """As `AdapterPart.take`, under a name. Raises EngineDead beside AdapterError when a rank is gone."""
+        """As `AdapterPart.take`, under a new name. Raises EngineDead beside AdapterError when a rank is gone."""
         with self._changing:
-            self._check_room(name)
-            number = next(self._numbers)
-            return self._add(name, path, number, self._parts.take(number, path, sha256))
+            self._check_room(name, may_replace=False)
+            return self._take(name, Wanted(path, sha256))
+
+    def replace(self, name: str, wanted: Wanted) -> LoadedAdapter:
+        """As `load`, under a new name or one that is loaded, whose requests finish on what they began with.
+
+        Both are held for a moment: raises NoRoom when only one can be. After any error the name means what it did before.
+        """
+        with self._changing:
+            self._check_room(name, may_replace=True)
+            return self._take(name, wanted)
+
+    def _take(self, name: str, wanted: Wanted) -> LoadedAdapter:
+        number = next(self._numbers)
+        return self._add(name, wanted.path, number, self._parts.take(number, wanted))
 
     def _add(self, name: str, path: Path, number: int, taken: Taken) -> LoadedAdapter:
-        adapter = LoadedAdapter(name, path, taken.sha256, taken.rank, number, time.time())
+        adapter = LoadedAdapter(name, path, taken.sha256, taken.rank, number, time.time(), taken.note)
         with self._lock:
+            former = self._by_name.get(name)
             self._held[number] = self._by_name[name] = adapter
+            if former is not None:
+                former.unloaded = True
+            is_idle = former is not None and former.users == 0
         log.info("adapter %r loaded path=%s sha256=%s rank=%d", name, path, taken.sha256, taken.rank)
+        if taken.note:
+            log.warning("adapter %r: %s", name, taken.note)
+        if former is not None and is_idle:
+            self._drop_held(former)
         return adapter
 
-    def _check_room(self, name: str) -> None:
+    def _check_room(self, name: str, *, may_replace: bool) -> None:
         with self._lock:
-            if name in self._by_name:
+            if name in self._by_name and not may_replace:
                 raise AdapterError(f"an adapter named {name!r} is loaded already; unload it first")
             if len(self._held) >= self.most:
                 leaving = sum(adapter.unloaded for adapter in self._held.values())
                 still = f" ({leaving} of them unloaded, but requests still run on it)" if leaving else ""
-                raise AdapterError(f"{self.most} adapters are loaded{still}, the most this server takes (--max-loras); unload one")
+                raise NoRoom(f"{self.most} adapters are loaded{still}, the most this server takes (--max-loras); unload one")
 
     def unload(self, name: str) -> None:
         """Take the name away, and the memory when no request needs it any more; raises UnknownAdapter."""
@@ -118,9 +147,12 @@ class AdapterStore:
 
     def _drop(self, adapter: LoadedAdapter) -> None:
         with self._changing:
-            self._parts.drop(adapter.number)
-            with self._lock:
-                del self._held[adapter.number]
+            self._drop_held(adapter)
+
+    def _drop_held(self, adapter: LoadedAdapter) -> None:
+        self._parts.drop(adapter.number)
+        with self._lock:
+            del self._held[adapter.number]
         log.info("adapter %r is not in use any more, its memory is free", adapter.name)
 
     def has(self, name: str) -> bool:

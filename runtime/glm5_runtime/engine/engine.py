@@ -223,7 +223,7 @@ class Engine:
             self._scheduler.add(sequence)
             return
         self._leave(sequence)
-        _tell(sequence, None, FinishReason.LENGTH if problem is None else FinishReason.ERROR, problem)
+        _tell(sequence, None, FinishReason.LENGTH if problem is None else FinishReason.ERROR, problem, own_fault=problem is not None)
 
     def _step(self) -> None:
         """One batch: schedule, compute, deliver."""

@@ -157,7 +157,10 @@ def read_adapter(
     dtype: torch.dtype,
     part: Part | None = None,
 ) -> AdapterFile:
-    """Read and check an adapter folder; raises AdapterError. `base_names`: what its base may be called; `part`: a rank's, None: all."""
+    """Read and check an adapter folder; raises AdapterError.
+
+    `base_names`: what its base may be called, empty: anything; `part`: a rank's, None: all.
+    """
     if not folder.is_dir():
         raise AdapterError(f"{folder}: there is no such folder")
     for name in (CONFIG, WEIGHTS):
@@ -224,9 +227,9 @@ def _check_settings(path: Path, settings: dict[str, Any], base_names: list[str],
             _number(path, key, value)
     _number(path, "lora_alpha", alpha)
     base = settings.get("base_model_name_or_path")
-    if base and not any(_is_same_model(str(base), name) for name in base_names):
+    if base and base_names and not any(is_same_model(str(base), name) for name in base_names):
         raise AdapterError(
-            f"{path}: base_model_name_or_path is {str(base)[:80]!r}, this server has {' = '.join(map(repr, base_names))};"
+            f"{path}: base_model_name_or_path is {str(base)[:80]!r}, expected {' = '.join(map(repr, base_names))};"
             " if that is the same model under another name, correct the field"
         )
 
@@ -236,7 +239,7 @@ def _number(path: Path, key: str, value: object) -> None:
         raise AdapterError(f"{path}: {key} holds {str(value)[:40]}; use a number above 0 and below a million")
 
 
-def _is_same_model(base: str, name: str) -> bool:
+def is_same_model(base: str, name: str) -> bool:
     """Last parts of paths are compared; a form of a model (`GLM-5.1-w8a8` of `GLM-5.1`) takes its adapters."""
     first, second = (text.rstrip("/").rsplit("/", 1)[-1].lower() for text in (base, name))
     return first == second or second.startswith(f"{first}-") or first.startswith(f"{second}-")

@@ -30,6 +30,7 @@ class Account:
     status: int = 0  # of the HTTP reply; 0 when the client had gone before there was one
     seconds: float = 0.0
     request_id: str | None = None  # None and no reasons: the request never reached the engine
+    failed: bool = False  # by the engine, whatever the status
     finish_reasons: list[str] = field(default_factory=list)  # one for each choice
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -1,19 +1,23 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, and the adapters' cards in /v1/models.
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them, the adapters' cards in /v1/models, and /health/adapters.
 
-A request names a loaded adapter as its model. Only folders within --lora-dir are loaded; the engine's store checks what is in them.
+A request names a loaded adapter as its model. Only folders within --lora-dir are loaded; the engine's store checks what is in them. Names
+of the file of --adapters-file belong to `adapters_file`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from glm5_runtime.engine.errors import EngineDead
+from glm5_runtime.server.counts import Count
 from glm5_runtime.server.errors import ApiError, bad_request
 from glm5_runtime.server.protocol import RequestBody, Text
+from glm5_runtime.server.sse import JsonReply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +30,23 @@ if TYPE_CHECKING:
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
 Name = Annotated[str, Field(strict=True, pattern=NAME)]
+Sha256 = Annotated[str, Field(strict=True, pattern=r"^[0-9a-fA-F]{64}$")]
 _REFUSED = {"load_inplace": "unload the adapter first; requests under way finish on the old one"}
+
+
+@dataclass(frozen=True)
+class State:
+    """One adapter as /health/adapters tells of it. `sha256`: of what answers under this name, None when nothing does."""
+
+    name: str
+    sha256: str | None
+    state: Literal["Loaded", "Loading", "Failed"]
+    message: str = ""
+    share: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of the reply."""
+        return {"name": self.name, "sha256": self.sha256, "state": self.state, "message": self.message, "share": self.share}
 
 
 class LoadAdapter(RequestBody):
@@ -34,7 +54,7 @@ class LoadAdapter(RequestBody):
 
     lora_name: Name
     lora_path: Annotated[Text, Field(min_length=1, max_length=1024)]
-    sha256: Annotated[str, Field(strict=True, pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    sha256: Sha256 | None = None
 
 
 class UnloadAdapter(RequestBody):
@@ -50,6 +70,7 @@ async def load(request: Request) -> Response:
     store = _store(service)
     if body.lora_name == service.settings.model_name:
         raise bad_request(f"lora_name is {body.lora_name!r}, the name of the model itself", "lora_name")
+    _refuse_kept(service, body.lora_name)
     root = service.settings.lora_dir
     if root is None:
         raise ApiError(403, "adapters can't be loaded at run time: start the server with --lora-dir", param="lora_path", code="forbidden")
@@ -57,24 +78,36 @@ async def load(request: Request) -> Response:
 
     try:
         async with service.changing_adapters:
+            _refuse_kept(service, body.lora_name)  # again: the file may have asked for it meanwhile
             adapter = await asyncio.to_thread(lambda: store.load(body.lora_name, _within(root, body.lora_path), body.sha256))
     except AdapterError as error:
         raise bad_request(str(error).replace(f"{root.resolve()}/", ""), "lora_path") from error
     except EngineDead as dead:
         raise ApiError(503, f"the engine has stopped ({dead}); a restart follows", code="engine_dead", retry_after=30) from dead
+    service.counts.begin(adapter.name)
     return PlainTextResponse(f"Success: LoRA adapter {adapter.name!r} added successfully.\nsha256: {adapter.sha256}\n")
 
 
 def _within(root: Path, asked: str) -> Path:
-    """The folder that is asked for; raises ApiError for one outside of `root`, whatever links lead there."""
+    folder = within(root, asked)
+    if folder is None:
+        raise bad_request("lora_path must name a folder within the one that the server was given by --lora-dir", "lora_path")
+    return folder
+
+
+def within(root: Path, asked: str) -> Path | None:
+    """The folder that is asked for, resolved; None for one outside of `root`, whatever links lead there."""
     try:
         root = root.resolve()
         folder = (root / asked).resolve()
     except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, links in a circle
-        folder = root
-    if folder == root or not folder.is_relative_to(root):
-        raise bad_request("lora_path must name a folder within the one that the server was given by --lora-dir", "lora_path")
-    return folder
+        return None
+    return folder if folder != root and folder.is_relative_to(root) else None
+
+
+def _refuse_kept(service: Service, name: str) -> None:
+    if service.adapters_file is not None and service.adapters_file.keeps(name):
+        raise bad_request(f"the adapter {name!r} belongs to the file of --adapters-file; change its entry there", "lora_name")
 
 
 async def unload(request: Request) -> Response:
@@ -82,6 +115,7 @@ async def unload(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await service.read(request, lambda raw: service.validate(raw, UnloadAdapter, {}))
     store = _store(service)
+    _refuse_kept(service, body.lora_name)
     from glm5_runtime.engine.adapters import UnknownAdapter  # noqa: PLC0415 - brings torch, which is loaded by now
 
     try:
@@ -97,6 +131,23 @@ def _store(service: Service) -> AdapterStore:
     if store is None:
         raise ApiError(404, "this server takes no adapters: start it with --enable-lora", code="adapters_disabled")
     return store
+
+
+async def health(request: Request) -> Response:
+    """What has become of each adapter, and what it and the model have answered."""
+    service: Service = request.app.state.service
+    store = service.loaded.adapters if service.loaded is not None else None
+    kept = service.adapters_file.states if service.adapters_file is not None else []
+    names = {state.name for state in kept}
+    others = [State(each.name, each.sha256, "Loaded") for each in (store.loaded if store is not None else ()) if each.name not in names]
+    told = [state.as_json() | _counted(service, state.name) for state in (*kept, *others)]
+    model = service.settings.model_name
+    return JsonReply({"model": model, "adapters": told, "base": _counted(service, model)})
+
+
+def _counted(service: Service, name: str) -> dict[str, int]:
+    count = service.counts.by_name.get(name, Count())
+    return {"requests": count.requests, "failures": count.failures}
 
 
 def cards(service: Service) -> list[dict[str, Any]]:

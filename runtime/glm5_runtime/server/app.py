@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from glm5_runtime.server.service import Service
 
 logger = logging.getLogger(__name__)
-OPEN_PATHS = frozenset({"/health", "/health/ready", "/metrics"})  # probes and Prometheus carry no key
+OPEN_PATHS = frozenset({"/health", "/health/ready", "/health/adapters", "/metrics"})  # probes and Prometheus carry no key
 _WITHOUT_MODEL = frozenset({"/version", "/openapi.json"})
 _ANTHROPIC = "/v1/messages"
 _STARTED = int(time.time())
@@ -59,6 +59,7 @@ def build_app(service: Service) -> Starlette:
             Route("/openapi.json", _openapi),
             Route("/health", _health),
             Route("/health/ready", _ready),
+            Route("/health/adapters", adapters.health),
             Route("/metrics", _metrics),
         ],
         middleware=[Middleware(_Guard, service=service)],
@@ -105,6 +106,7 @@ class _Guard:
             account.seconds = time.monotonic() - started
             milliseconds = account.seconds * 1000
             logger.info("request method=%s path=%r status=%d ms=%d", account.method, account.path[:80], account.status, milliseconds)
+            service.counts.ended(account)
             for listener in service.listeners:
                 listener.tell(account)
 

@@ -3,7 +3,8 @@
 Used by `service` for everything between a body's bytes and its prompt. Two places of one thread each, for bodies of ordinary conversations
 and for large ones, so that the former never wait for the latter; more threads would share one interpreter lock and only add up their
 memory. What a thread does in Python gives the lock away every few milliseconds; the JSON parser holds it for the length of a body
-(measured: 0.3 to 1 s for 16 MB of nothing but brackets, with two busy cores).
+(measured: 0.3 to 1 s for 16 MB of nothing but brackets, with two busy cores). What the server itself does for long, such as loading, has
+`in_thread`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gc
 import sys
 import threading
 from bisect import insort
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
@@ -149,3 +150,28 @@ def _stop_collecting() -> Callable[[], object]:
 
 _SWITCHING_OFTEN = _Setting(_switch_often)
 _NOT_COLLECTING = _Setting(_stop_collecting)
+
+
+async def in_thread(work: Callable[[], T], name: str) -> T:
+    """Run `work` in a daemon thread: unlike the executor's, it can't keep a process alive that has been told to end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def target() -> None:
+        try:
+            result, error = work(), None
+        except Exception as failure:  # noqa: BLE001 - it is handed to the awaiting task
+            result, error = None, failure
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=target, name=name, daemon=True).start()
+    return await done

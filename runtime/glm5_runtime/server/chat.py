@@ -198,7 +198,7 @@ class _ChatRun:
     def __init__(self, service: Service, body: ChatRequest, plan: _Plan, account: Account) -> None:
         self.id = public_id("chatcmpl", body.request_id)
         self._service, self._body, self._plan = service, body, plan
-        self._generation = service.generation(self.id, account, body.model)
+        self._generation = service.generation(self.id, account, body)
         self._parsers = [ChatParser(thinking=plan.thinking, tools=plan.tools, several_calls=body.parallel_tool_calls) for _ in plan.choices]
         self._reasoning_tokens = 0
         self._created = int(time.time())

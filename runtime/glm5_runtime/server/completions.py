@@ -154,7 +154,7 @@ class _CompletionRun:
             )
         ]
         self._logprobs = [CompletionLogprobs(service.model.tokenizer, _hidden(service.model, body)) for _ in self._planned]
-        self._generation = service.generation(self.id, account, body.model)
+        self._generation = service.generation(self.id, account, body)
         self._created = int(time.time())
 
     def close(self) -> None:

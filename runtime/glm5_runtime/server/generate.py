@@ -69,7 +69,7 @@ class _GenerateRun:
             service.model, asked.body, prompt, default_max_tokens=_DEFAULT_MAX_TOKENS, logprobs=0 if wants_tokens else None, form=form
         )
         self._texts = [prompt.text if asked.full_text else ""] * asked.body.n
-        self._generation = service.generation(self.id, account, asked.body.model)
+        self._generation = service.generation(self.id, account, asked.body)
 
     def close(self) -> None:
         """Stop what still runs."""

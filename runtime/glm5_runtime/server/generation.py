@@ -88,14 +88,30 @@ class Planned:
     user: str | None = None  # takes turns with other users instead of other addresses
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What answers a request: the name for replies, and the adapter, empty for the model itself."""
+
+    model: str
+    adapter: str
+
+
 class Generation:
     """All choices of one HTTP request, running side by side."""
 
     def __init__(
-        self, request_id: str, engine: EnginePort, metrics: Metrics, saw: Callable[[Output], None], account: Account, *, adapter: str = ""
+        self,
+        request_id: str,
+        engine: EnginePort,
+        metrics: Metrics,
+        saw: Callable[[Output], None],
+        account: Account,
+        *,
+        route: Callable[[], Route],
     ) -> None:
+        """`route` is asked once, when the choices are submitted."""
         self.id = request_id
-        self._account, self._adapter = account, adapter
+        self._account, self._route = account, route
         self.choices: list[Choice] = []
         self._engine = engine
         self._metrics = metrics
@@ -107,7 +123,7 @@ class Generation:
 
     @property
     def model(self) -> str:
-        """What it runs on, the name for replies."""
+        """What it runs on, the name for replies; before the start, what was asked for."""
         return self._account.model
 
     @property
@@ -120,7 +136,12 @@ class Generation:
         return sum(timer.cached for timer in self._timers[::choices_of_a_prompt])
 
     def start(self, planned: Sequence[Planned]) -> None:
-        """Submit all choices or none; raises ApiError 400 (the engine refuses), 429 (queue full) or 503 (engine dead)."""
+        """Submit all choices or none; raises ApiError 400 (the engine refuses), 429 (queue full) or 503 (engine dead).
+
+        Nothing is awaited between the choice of the adapter and its use: it can't be unloaded in between.
+        """
+        route = self._route()
+        self._account.model = route.model
         requests = [
             Request(
                 f"{self.id}-{index}",
@@ -131,7 +152,7 @@ class Generation:
                 priority=plan.priority,
                 client=f"user {plan.user}" if plan.user else self._account.client,
                 tier=plan.tier,
-                adapter=self._adapter,
+                adapter=route.adapter,
             )
             for index, plan in enumerate(planned)
         ]
@@ -168,6 +189,7 @@ class Generation:
                 self._timers[index].token(self._metrics)
             if piece.finish is not None:
                 self._end(index, piece.finish, output)
+            self._account.failed |= piece.finish is FinishReason.ERROR and not output.own_fault
             if piece.finish in {FinishReason.ERROR, FinishReason.ABORT}:
                 raise self._failure(output)
             yield index, piece

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from glm5_runtime.engine.stats import EngineStats
+    from glm5_runtime.server.counts import Counts
 
 LABELS = ("model_name", "engine")
 REJECTIONS = ("queue_full", "draining", "loading", "unauthorized", "too_large", "invalid")
@@ -41,12 +42,13 @@ TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2
 class Metrics:
     """All metrics of one server."""
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats | None], *, device: str = "cpu") -> None:
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats | None], counts: Counts, *, device: str = "cpu") -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         info = Gauge("glm5:runtime_info", "What serves, 1: device and version.", (*LABELS, "device", "version"), registry=self.registry)
         info.labels(**self._labels, device=device, version=version("glm5-ascend")).set(1)
         self.registry.register(_EngineCollector(stats, tuple(self._labels.values())))
+        self.registry.register(_CountsCollector(counts, tuple(self._labels.values())))
         self._first_token = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", FIRST_TOKEN)
         self._next_token = self._histogram("inter_token_latency_seconds", "Time between two tokens of one choice.", NEXT_TOKEN)
         self._per_token = self._histogram("request_time_per_output_token_seconds", "Mean time per token after the first.", NEXT_TOKEN)
@@ -196,3 +198,22 @@ class _EngineCollector(Collector):
         buckets = [(bound, float(count)) for bound, count in zip(bounds, counts, strict=True)]
         histogram.add_metric(self._values, buckets, float(stats.step_tokens_sum if stats else 0))
         return histogram
+
+
+class _CountsCollector(Collector):
+    """Requests and failures by what answered; the model itself has the label `adapter` empty."""
+
+    def __init__(self, counts: Counts, labels: tuple[str, ...]) -> None:
+        self._counts = counts
+        self._values = labels
+
+    def collect(self) -> Iterable[Metric]:
+        model_name = self._values[0]
+        labels = (*LABELS, "adapter")
+        requests = CounterMetricFamily("glm5:adapter_requests", "Ended requests by the adapter that answered.", labels=labels)
+        failures = CounterMetricFamily("glm5:adapter_failures", "Those that the server or the engine failed on.", labels=labels)
+        for name, count in self._counts.by_name.items():
+            values = (*self._values, "" if name == model_name else name)
+            requests.add_metric(values, float(count.requests))
+            failures.add_metric(values, float(count.failures))
+        return requests, failures

@@ -205,6 +205,9 @@ def _gets() -> Schema:
         "/openapi.json": _get("This document.", {"type": "object", "required": ["openapi"]}),
         "/health": _get("Liveness.", _VERDICT, {"503": _json("Restart the process.", _VERDICT)}),
         "/health/ready": _get("Readiness.", _VERDICT, {"503": _json("Send requests elsewhere.", _VERDICT)}),
+        "/health/adapters": _get(
+            "The adapters, and what each has answered.", {"type": "object", "required": ["model", "adapters", "base"]}
+        ),
         "/metrics": {"get": {"summary": "Prometheus metrics.", "responses": {"200": {"description": "", "content": {"text/plain": {}}}}}},
     }
 

@@ -4,7 +4,7 @@ Called by the command line. The order of things:
 1. The port opens; /health is healthy, /health/ready says Loading, requests get 503 with Retry-After.
 2. The model loads in a thread of its own. A model that can't be loaded ends the process with code 1 and the reason as one of the last
    log lines, so that a restart count tells failure from a slow start.
-3. The engine's own first token makes the server ready.
+3. Adapters of --adapters-file are tried once; the engine's own first token makes the server ready.
 4. SIGTERM or SIGINT: readiness falls and new requests are refused at once; running ones get `drain_timeout` to finish; then the process
    ends with code 0. A second signal ends the wait. In Kubernetes a preStop sleep of a few seconds should come first, so that the Service
    has stopped sending by the time we refuse, and terminationGracePeriodSeconds must cover the sleep, the drain timeout and 15 s more.
@@ -25,13 +25,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
 from glm5_runtime.config import ConfigError, ModelConfig
 from glm5_runtime.server.app import build_app
+from glm5_runtime.server.aside import in_thread
 from glm5_runtime.server.audit import AuditLog
 from glm5_runtime.server.connections import Connection, Server, raise_limit
 from glm5_runtime.server.hooks import Hook
@@ -42,7 +43,7 @@ from glm5_runtime.text.template import TemplateError, find_template
 from glm5_runtime.text.tokens import TextTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from glm5_runtime.config import EngineConfig
     from glm5_runtime.engine.engine import Engine
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from glm5_runtime.server.service import ServerSettings
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 _LOADING_NEWS = 10.0  # seconds between two lines while loading
 _ENGINE_CHECK = 0.5  # seconds between two looks whether the engine is alive
 _DEAD_DRAIN = 10.0  # seconds for its last answers
@@ -132,10 +132,12 @@ class _Process:
         started = time.monotonic()
         logger.info("loading model=%s dir=%s device=%s", self.settings.model_name, self.settings.model_dir, self.engine_config.device)
         try:
-            loading = asyncio.ensure_future(_in_thread(lambda: _load_model(self.settings, self.engine_config), "load"))
+            loading = asyncio.ensure_future(in_thread(lambda: _load_model(self.settings, self.engine_config), "load"))
             while not (await asyncio.wait({loading}, timeout=_LOADING_NEWS))[0]:
                 logger.info("still loading seconds=%d", time.monotonic() - started)
             loaded, self.engine = loading.result()
+            if service.adapters_file is not None and loaded.adapters is not None:
+                await service.adapters_file.start(loaded.adapters)
         except (ConfigError, TemplateError) as error:
             self._give_up(str(error))
         except Exception as error:
@@ -145,6 +147,8 @@ class _Process:
             service.attach(loaded)
             seconds, context = time.monotonic() - started, loaded.limits.max_model_len
             logger.info("loaded seconds=%.1f template=%r context=%d", seconds, loaded.template.origin, context)
+            if service.adapters_file is not None:
+                await service.adapters_file.run()
 
     def _give_up(self, why: str) -> None:
         logger.error("the model can't be loaded: %s", why)
@@ -170,7 +174,7 @@ class _Process:
         if self.engine is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ENGINE_STOP):
-                    await _in_thread(self.engine.stop, "stop")
+                    await in_thread(self.engine.stop, "stop")
         if service.active:
             await _first(_LAST_WORDS, service.idle)
 
@@ -209,31 +213,6 @@ def _load_model(settings: ServerSettings, engine_config: EngineConfig) -> tuple[
         tiers=engine.tiers,
     )
     return Loaded(engine, tokenizer, template, limits, defaults, engine.adapters), engine
-
-
-async def _in_thread(work: Callable[[], T], name: str) -> T:
-    """Run `work` in a daemon thread: unlike the executor's, it can't keep a process alive that has been told to end."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def target() -> None:
-        try:
-            result, error = work(), None
-        except Exception as failure:  # noqa: BLE001 - it is handed to the awaiting task
-            result, error = None, failure
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=target, name=name, daemon=True).start()
-    return await done
 
 
 async def _first(seconds: float, *events: asyncio.Event) -> None:

@@ -138,6 +138,7 @@ class SamplingFields(RequestBody):
     request_id: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9._:-]{1,64}$")] | None = None
     user: Text | None = None
     cache_salt: Annotated[str, Field(strict=True, max_length=256)] | None = None
+    canary: bool = True  # false: the model itself answers a request that names it, whatever share of them adapters have
 
 
 class FunctionDef(BaseModel):

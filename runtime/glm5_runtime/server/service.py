@@ -11,10 +11,12 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
+from glm5_runtime.server.adapters_file import AdaptersFile
 from glm5_runtime.server.aside import Aside
 from glm5_runtime.server.body import BodyClock, parse_object, read_body
+from glm5_runtime.server.counts import Counts
 from glm5_runtime.server.errors import ApiError, bad_request, from_validation, unsupported
-from glm5_runtime.server.generation import Generation
+from glm5_runtime.server.generation import Generation, Route
 from glm5_runtime.server.grammar_compiler import Grammars
 from glm5_runtime.server.health import EngineWatch, Patience
 from glm5_runtime.server.metrics import Metrics
@@ -61,6 +63,7 @@ class ServerSettings:
     api_key: str | None = None  # from the environment only: a flag would show in `ps`
     patience: Patience = field(default_factory=Patience)
     lora_dir: Path | None = None  # the folder within which adapters may be loaded at run time
+    adapters_file: Path | None = None  # says which adapters are loaded, and what share of the requests each answers
 
 
 @dataclass(frozen=True)
@@ -86,15 +89,25 @@ class Service:
         self.active = 0
         self._aside = Aside()
         self.changing_adapters = asyncio.Lock()  # one at a time: a load keeps a thread for as long as its file takes
+        self.counts = Counts()
+        self.counts.begin(settings.model_name)
+        self.adapters_file: AdaptersFile | None = None
+        if settings.adapters_file is not None:
+            file = settings.adapters_file
+            self.adapters_file = AdaptersFile(file, settings.model_name, settings.lora_dir, self.changing_adapters, self.counts)
         self.idle = asyncio.Event()
         self.idle.set()
         self.watch = EngineWatch(settings.patience)
         self.listeners: list[Listener] = []  # told of each request when it has ended
-        self.metrics = Metrics(settings.model_name, lambda: self.loaded.engine.stats() if self.loaded else None, device=settings.device)
+        self.metrics = Metrics(
+            settings.model_name, lambda: self.loaded.engine.stats() if self.loaded else None, self.counts, device=settings.device
+        )
 
     def attach(self, loaded: Loaded) -> None:
         """The model is loaded and its engine started: requests are served from now on."""
         self.loaded = loaded
+        for adapter in loaded.adapters.loaded if loaded.adapters is not None else ():
+            self.counts.begin(adapter.name)
         self.grammars = Grammars(loaded.tokenizer, loaded.limits)
         self.watch.attach(loaded.engine)
 
@@ -109,11 +122,25 @@ class Service:
         assert self.loaded is not None
         return self.loaded
 
-    def generation(self, public_id: str, account: Account, model: str | None) -> Generation:
-        """A run of engine requests on the model or the adapter of this name. Its engine ids are unique even when clients repeat theirs."""
-        account.request_id, account.model = public_id, model or self.settings.model_name
-        adapter = "" if account.model == self.settings.model_name else account.model
-        return Generation(f"{public_id}-{uuid4().hex[:8]}", self.model.engine, self.metrics, self.watch.saw, account, adapter=adapter)
+    def generation(self, public_id: str, account: Account, body: SamplingFields) -> Generation:
+        """A run of engine requests for this body. Its engine ids are unique even when clients repeat theirs."""
+        account.request_id, account.model = public_id, body.model or self.settings.model_name
+        own_id = public_id.partition("-")[2]  # the client's, if it gave one: the same on every endpoint
+        return Generation(
+            f"{public_id}-{uuid4().hex[:8]}",
+            self.model.engine,
+            self.metrics,
+            self.watch.saw,
+            account,
+            route=lambda: self._route(account.model, own_id, shares=body.canary),
+        )
+
+    def _route(self, asked: str, own_id: str, *, shares: bool) -> Route:
+        """What answers a request for `asked`. The one place where a name becomes an adapter, and where shares of the requests are given."""
+        if asked != self.settings.model_name:
+            return Route(asked, asked)
+        chosen = self.adapters_file.share_of(own_id) if shares and self.adapters_file is not None else None
+        return Route(asked, "") if chosen is None else Route(chosen, chosen)
 
     def no_such_model(self, name: str) -> ApiError:
         """404, with the names that there are."""

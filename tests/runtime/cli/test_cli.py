@@ -22,6 +22,7 @@ EVERY_FLAG = [
     *("--memory-fraction", "0.8", "--memory-reserve", "2Gi", "--memory-limit", "28G", "--context-tiers", "4k:0.5,16k"),
     *("--tensor-parallel-size", "4", "--data-parallel-size", "2", "--enable-expert-parallel"),
     *("--enable-lora", "--max-loras", "4", "--max-lora-rank", "32", "--lora-dir", "/adapters"),
+    *("--adapters-file", "/etc/glm5/adapters/adapters.json"),
     *("--lora-modules", "support=/adapters/support", "--lora-modules", "law=/adapters/law"),
     *("--kv-cache-dtype", "int8", "--sparse-kv", "0.3", "--check-weights"),
     *("--audit-log", "-", "--post-inference-hook", "cat -n", "--post-inference-hook", "https://hooks.example/glm"),
@@ -69,6 +70,7 @@ def test_every_flag_of_the_contract_is_read_without_touching_a_file() -> None:
         "max_lora_rank": 32,
         "lora_modules": (("support", Path("/adapters/support")), ("law", Path("/adapters/law"))),
         "lora_dir": Path("/adapters"),
+        "adapters_file": Path("/etc/glm5/adapters/adapters.json"),
         "seed": 7,
         "log_level": "info",
         "audit_log": "-",
@@ -207,6 +209,7 @@ def test_what_can_be_known_before_the_start_is_said_before_the_start(flags: list
     ("flags", "fault"),
     [
         (["--lora-dir", "/adapters"], "--lora-dir: needs --enable-lora"),
+        (["--adapters-file", "/f"], "--adapters-file: needs --enable-lora"),
         (["--lora-modules", "a=/a"], "--lora-modules: needs --enable-lora"),
         (["--enable-lora", "--lora-modules", "/a"], "--lora-modules: must be a name and a folder, such as support=/adapters/support"),
         (["--enable-lora", "--lora-modules", "../x=/a"], "--lora-modules: must be a name and a folder, such as support=/adapters/support"),

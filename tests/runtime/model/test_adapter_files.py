@@ -66,7 +66,7 @@ def configured(folder: Path, **settings: object) -> Path:
         ({"alpha_pattern": {"o_proj": "x"}}, "alpha_pattern holds x"),
         ({"alpha_pattern": {"(a+)+$": 2}}, "alpha_pattern must name modules by their ends"),
         ({"alpha_pattern": {"o_proj": 2}, "use_rslora": True}, "alpha_pattern together with use_rslora is not defined"),
-        ({"base_model_name_or_path": "zai-org/GLM-5"}, "'zai-org/GLM-5', this server has 'tiny-glm5' = 'chat'; if that is the same model"),
+        ({"base_model_name_or_path": "zai-org/GLM-5"}, "'zai-org/GLM-5', expected 'tiny-glm5' = 'chat'; if that is the same model"),
     ],
     ids=str,
 )

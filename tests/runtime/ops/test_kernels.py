@@ -8,12 +8,13 @@ from unittest import mock
 import pytest
 
 from glm5_runtime.ops import kernels
+from glm5_runtime.server.counts import Counts
 from glm5_runtime.server.metrics import Metrics
 
 
 def shown(operator: str) -> float:
     line = f'glm5:operator_fallbacks_total{{engine="0",model_name="glm",operator="{operator}"}} '
-    text = Metrics("glm", lambda: None).render().decode()
+    text = Metrics("glm", lambda: None, Counts()).render().decode()
     return next(float(row.removeprefix(line)) for row in text.splitlines() if row.startswith(line))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.engine.request import FinishReason
+from glm5_runtime.server.counts import Counts
 from glm5_runtime.server.metrics import Metrics
 from glm5_runtime.server.service import ServerSettings, Service
 from glm5_runtime.text.tokens import TextTokenizer
@@ -123,7 +124,7 @@ NOT_YET = {
 
 
 def test_every_metric_of_vllm_is_exposed_or_left_out_for_a_reason() -> None:
-    text = Metrics(MODEL, lambda: None).render().decode()
+    text = Metrics(MODEL, lambda: None, Counts()).render().decode()
     exposed = {line.split()[2].removeprefix("vllm:") for line in text.splitlines() if line.startswith("# TYPE vllm:")}
     exposed = {name for name in exposed if not name.endswith("_created")}
 
@@ -145,7 +146,7 @@ BUCKETS = {
 
 @pytest.mark.parametrize(("name", "bounds"), BUCKETS.items(), ids=BUCKETS)
 def test_histograms_have_vllms_buckets(name: str, bounds: str) -> None:
-    lines = Metrics(MODEL, lambda: None).render().decode().splitlines()
+    lines = Metrics(MODEL, lambda: None, Counts()).render().decode().splitlines()
 
     found = [re.findall(r'le="([^"]+)"', line)[0] for line in lines if line.startswith(f"vllm:{name}_bucket{{")]
 

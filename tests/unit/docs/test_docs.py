@@ -12,6 +12,7 @@ import pytest
 
 from glm5_operator.metrics import Metrics
 from glm5_runtime.cli import ServeArguments
+from glm5_runtime.server.counts import Counts
 from glm5_runtime.server.metrics import Metrics as RuntimeMetrics
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -154,7 +155,9 @@ def test_the_runtime_page_names_every_flag_with_its_default() -> None:
 
 
 def test_the_runtime_page_names_every_metric_that_the_runtime_exposes() -> None:
-    exposed = {line.split()[2] for line in RuntimeMetrics("m", lambda: None).render().decode().splitlines() if line.startswith("# TYPE")}
+    exposed = {
+        line.split()[2] for line in RuntimeMetrics("m", lambda: None, Counts()).render().decode().splitlines() if line.startswith("# TYPE")
+    }
     named = set(re.findall(r"`((?:vllm|glm5):\w+)`", (ROOT / "docs" / "runtime.md").read_text()))
     assert named == {name for name in exposed if not name.endswith("_created")}
 

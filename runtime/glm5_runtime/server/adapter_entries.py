@@ -1,0 +1,87 @@
+"""The text of the file of --adapters-file → which adapters it asks for, and what is wrong with it. Pure; called by `adapters_file`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from glm5_runtime.server.adapters import NAME, Sha256
+
+MAX_BYTES = 1 << 20
+"""A ConfigMap holds no more."""
+_SHOWN_FAULTS = 3
+
+
+class Entry(BaseModel):
+    """One adapter that the file asks for. `path` is absolute, or within --lora-dir."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(strict=True, pattern=NAME)]
+    path: Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+    sha256: Sha256 | None = None
+    """What adapter_model.safetensors must have."""
+    share: float = Field(0.0, strict=True, ge=0, le=1)
+    """Part of the requests that name the model which this adapter answers."""
+    base: Annotated[str, Field(strict=True, min_length=1, max_length=256)] | None = None
+    """What adapter_config.json must name as its base; without it another name than the model's is only told."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file says. `faults`: name → what is wrong with its entry; `nameless`: the same of entries whose name can't be read."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    nameless: tuple[str, ...] = ()
+
+
+class ContentsError(Exception):
+    """Nothing of the file can be used."""
+
+
+def read_contents(raw: bytes, model_name: str) -> Contents:
+    """The entries in their order, each good or bad by itself; raises ContentsError. `model_name`: the model's own, which no adapter has."""
+    try:
+        value = pydantic_core.from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise ContentsError(f"not JSON: {error}") from error
+    listed = value.get("adapters") if isinstance(value, dict) else None
+    if not isinstance(listed, list) or len(value) > 1:
+        raise ContentsError('expected an object with a list under the one key adapters, such as {"adapters": []}')
+    entries: dict[str, Entry] = {}
+    faults: dict[str, str] = {}
+    nameless = []
+    for index, item in enumerate(listed):
+        try:
+            entry = _entry(item, model_name)
+        except ContentsError as error:
+            name = item.get("name") if isinstance(item, dict) else None
+            if isinstance(name, str) and name != model_name:
+                faults[name[:128]] = str(error)
+            else:
+                nameless.append(f"adapters[{index}]: {error}")
+            continue
+        if entry.name in entries:
+            faults[entry.name] = "the name is there twice"
+        entries[entry.name] = entry
+    if math.fsum(entry.share for entry in entries.values()) > 1 + 1e-9:
+        raise ContentsError("the shares add up to more than 1")
+    return Contents({name: entry for name, entry in entries.items() if name not in faults}, faults, tuple(nameless))
+
+
+def _entry(item: object, model_name: str) -> Entry:
+    if not isinstance(item, dict):
+        raise ContentsError("must be an object")
+    try:
+        entry = Entry.model_validate({key: value for key, value in item.items() if value is not None})
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))[:40]}: {fault['msg']}" for fault in error.errors()[:_SHOWN_FAULTS]]
+        raise ContentsError("; ".join(faults)) from None
+    if entry.name == model_name:
+        raise ContentsError(f"name: {model_name!r} is the model itself")
+    return entry
