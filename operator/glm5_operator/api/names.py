@@ -38,6 +38,8 @@ SERVING_LABEL: Final = f"{GROUP}/serving"
 SERVING_VALUE: Final = "true"
 REVISION_LABEL: Final = f"{GROUP}/revision"
 DESIRED_HASH_ANNOTATION: Final = f"{GROUP}/desired-hash"
+ADAPTERS_ANNOTATION: Final = f"{GROUP}/adapters"
+"""On pods of a service: hash of the adapters' file. A change of any annotation makes kubelet look at the pod's ConfigMaps at once."""
 
 APP_NAME_LABEL: Final = "app.kubernetes.io/name"
 APP_INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
@@ -48,6 +50,7 @@ APP_NAME: Final = "glm5-service"
 COMPONENT_INFERENCE: Final = "inference"
 FINETUNE_APP_NAME: Final = "glm5-finetune"
 COMPONENT_TRAINING: Final = "training"
+COMPONENT_EVALUATION: Final = "evaluation"
 PART_OF: Final = "glm5"
 MANAGED_BY: Final = "glm5-operator"
 
@@ -61,8 +64,13 @@ DATA_DIR: Final = "/data"
 CHECKPOINT_DIR: Final = "/checkpoints"
 OUTPUT_DIR: Final = "/output"
 CONFIG_DIR: Final = "/etc/glm5"
+ADAPTERS_DIR: Final = "/adapters"
+ADAPTERS_FILE_DIR: Final = "/etc/glm5/adapters"
+ADAPTERS_FILE: Final = "adapters.json"
 CONFIG_FILE: Final = "train.yaml"
 RENDEZVOUS_PORT: Final = 29500
+PROGRESS_PORT: Final = 8090
+PROGRESS_PORT_NAME: Final = "progress"
 API_KEY_ENV: Final = "GLM5_API_KEY"
 VLLM_API_KEY_ENV: Final = "VLLM_API_KEY"
 DEVICE_ENV: Final = ("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -101,6 +109,11 @@ def client_service_name(service: str) -> str:
     return child_name(service, "api")
 
 
+def adapters_name(service: str) -> str:
+    """Name of the ConfigMap with the adapters of a service's engine."""
+    return child_name(service, "adapters")
+
+
 def selector_labels(service: str) -> dict[str, str]:
     """The labels that select a service's pods; immutable in a Deployment, so never add to them."""
     return {APP_NAME_LABEL: APP_NAME, SERVICE_LABEL: fit(service)}
@@ -135,6 +148,11 @@ def rendezvous_name(job: str) -> str:
 def outcome_name(job: str) -> str:
     """Name of the ConfigMap that keeps how a fine-tuning job ended."""
     return child_name(job, "outcome")
+
+
+def evaluation_name(job: str) -> str:
+    """Name of the Job that evaluates a fine-tuning job's adapter."""
+    return child_name(job, "evaluation", LABEL_LIMIT - _RANK_DIGITS)
 
 
 def finetune_labels(job: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from glm5_operator.api import names
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.kube import Key, key_of, kinds
-from glm5_operator.plan.facts import NodeFacts, PoolFacts, ServiceFacts, Site
+from glm5_operator.plan.facts import AdapterFacts, NodeFacts, PoolFacts, ServiceFacts, Site
 from glm5_operator.plan.offer import Offer, offer_of
 from glm5_operator.plan.pool import members
 from glm5_operator.plan.product import node_facts, resource_of
@@ -54,13 +54,13 @@ class Facts:
         self._refresh()
         return self._with_holdings(self._nodes)
 
-    def service(self, pool_name: str, pods: Iterable[Resource]) -> ServiceFacts:
+    def service(self, pool_name: str, pods: Iterable[Resource], adapters: AdapterFacts | None = None) -> ServiceFacts:
         """What the plan of a service in that pool may know; `pods` are the service's own."""
         self._refresh()
         facts = self.pool(pool_name)
         if facts is None:
             return ServiceFacts(None, self.site)
-        return ServiceFacts(facts, self.site, self._own_cards(pods, facts.nodes))
+        return ServiceFacts(facts, self.site, self._own_cards(pods, facts.nodes), adapters or AdapterFacts())
 
     def pool(self, name: str) -> PoolFacts | None:
         """A pool with its nodes; None when no pool of that name can be read."""

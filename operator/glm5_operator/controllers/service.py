@@ -6,9 +6,9 @@ Decides nothing: decisions live in `plan` and `status`, which are pure. Writes n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.api.common import InvalidObjectError
@@ -18,6 +18,7 @@ from glm5_operator.controllers.steady import keep_strategy
 from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.service import ServicePlan, plan_service
+from glm5_operator.status.adapters import adapter_reports, is_settled
 from glm5_operator.status.conditions import gave_up, is_stalled
 from glm5_operator.status.pods import is_replica, is_true
 from glm5_operator.status.service import Observed, Report, WriteFault, service_status
@@ -25,8 +26,12 @@ from glm5_operator.status.service import Observed, Report, WriteFault, service_s
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from glm5_operator.controllers.adapters import Adapters
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import Applier, Cache, Events, Resource
+
+ADAPTERS_AGAIN: Final = timedelta(seconds=3)
+"""While an adapter is on its way to a pod: no event tells that it has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class ServiceController:
     applier: Applier
     events: Events
     facts: Facts
+    adapters: Adapters
     resync: timedelta  # long: watches carry news, this only repairs what they missed
     recheck: timedelta  # after a refused write: what stands in the way sends us no event when it goes
 
@@ -56,8 +62,10 @@ class ServiceController:
             return Outcome.done()  # owner references remove the children
         plan = self._plan(seen)
         applied = await self._apply(seen, plan)
-        report = self._report(seen, plan, applied, now)
-        failure = await self.applier.write_status(seen.service, report.status)
+        reports = None if plan.adapters is None else adapter_reports(plan.adapters, await self.adapters.ask(seen.pods))
+        report = self._report(seen, plan, applied, reports, now)
+        # What jobs that deploy to it wait for.
+        failure = await self.applier.write_status(seen.service, report.status, tell=reports is not None)
         announce(self.events, seen.service, report.status)
         return self._outcome(report, applied, failure, now)
 
@@ -87,20 +95,23 @@ class ServiceController:
             return ServicePlan(
                 (), None, Finding("InvalidSpec", f"correct the spec, or bring CRD and operator to one version: {error}"), (), ""
             )
-        plan = plan_service(service, self.facts.service(service.spec.pool, seen.pods))
+        plan = plan_service(service, self.facts.service(service.spec.pool, seen.pods, self.adapters.facts(seen.service)))
         return keep_strategy(plan, seen.service, _deployment(seen.children))
 
     async def _apply(self, seen: _Seen, plan: ServicePlan) -> Applied:
         if plan.stalled:
             return Applied()  # what serves keeps serving
-        return await self.applier.converge(seen.service, plan.objects, seen.children)
+        applied = await self.applier.converge(seen.service, plan.objects, seen.children)
+        if plan.adapters is None:
+            return applied
+        return replace(applied, errors=(*applied.errors, *await self.adapters.announce(plan.adapters, seen.pods)))
 
-    def _report(self, seen: _Seen, plan: ServicePlan, applied: Applied, now: datetime) -> Report:
+    def _report(self, seen: _Seen, plan: ServicePlan, applied: Applied, adapters: list[dict[str, Any]] | None, now: datetime) -> Report:
         # The writes of this pass are in the cache already: an old Deployment must not vouch for a new plan.
         children = self.cache.children(seen.service["metadata"]["uid"]) if applied.changed else seen.children
         waiting = any(not is_true(pod, "PodScheduled") for pod in seen.pods)
         holders = self.facts.holders(seen.service["spec"].get("pool", ""), seen.pods) if waiting else ()
-        observed = Observed(_deployment(children), seen.pods, self.facts.held_by(seen.pods), holders)
+        observed = Observed(_deployment(children), seen.pods, self.facts.held_by(seen.pods), holders, adapters)
         return service_status(seen.service, plan, observed, [_fault(failure) for failure in applied.errors], now)
 
     def _outcome(self, report: Report, applied: Applied, failure: ApiFailure | None, now: datetime) -> Outcome:
@@ -112,9 +123,10 @@ class ServiceController:
             return Outcome.stalled(failures[0].reason, self.recheck)
         if report.stalled:
             return Outcome.stalled(report.status["conditions"][0]["reason"], self.resync)
+        after = self.resync if is_settled(report.status.get("adapters") or ()) else ADAPTERS_AGAIN
         if report.look_again is not None:
-            return Outcome.again(min(self.resync, max(timedelta(0), report.look_again - now)))
-        return Outcome.again(self.resync)
+            after = min(after, max(timedelta(0), report.look_again - now))
+        return Outcome.again(after)
 
 
 def _deployment(children: Iterable[Resource]) -> Resource | None:

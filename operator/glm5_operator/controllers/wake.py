@@ -34,6 +34,7 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
     kind = resource["kind"]
     if kind in _OWNERS:
         yield key_of(resource), 0.0
+        yield from _by_adapters(cache, resource, settle)
     elif kind == kinds.POOL.name:
         yield from _by_pool(cache, resource, settle)
     elif kind == kinds.NODE.name:
@@ -44,6 +45,27 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
         reference = controller_of(resource)
         if reference is not None and reference.get("kind") in _OWNERS:
             yield Key(reference["kind"], resource["metadata"]["namespace"], reference["name"]), settle
+
+
+def _by_adapters(cache: Cache, owner: Resource, settle: float) -> Iterator[tuple[Key, float]]:
+    """A job's adapter goes into services of its namespace, and how far it is depends on them. Others aren't looked through."""
+    namespace, name, spec = owner["metadata"].get("namespace") or "", owner["metadata"]["name"], owner.get("spec") or {}
+    if owner["kind"] == kinds.SERVICE.name:
+        if spec.get("adapterStorage"):
+            for job in cache.list(kinds.FINETUNE.name, namespace):
+                if ((job.get("spec") or {}).get("deploy") or {}).get("service") == name:
+                    yield key_of(job), settle
+        return
+    status = owner.get("status") or {}
+    targets = {str((part or {}).get("service") or "") for part in (spec.get("deploy"), status.get("deployment"))} - {""}
+    for target in sorted(targets):
+        yield Key(kinds.SERVICE.name, namespace, target), settle
+    if spec.get("method") != "lora" or not status.get("outcome"):
+        return  # while it trains, nothing of it is in any service
+    for service in cache.list(kinds.SERVICE.name, namespace):
+        listed = (service.get("spec") or {}).get("adapters") or ()
+        if service["metadata"]["name"] not in targets and any(one.get("source") == f"job://{name}" for one in listed):
+            yield key_of(service), settle
 
 
 def _by_pool(cache: Cache, pool: Resource, settle: float) -> Iterator[tuple[Key, float]]:

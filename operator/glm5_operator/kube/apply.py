@@ -32,7 +32,10 @@ class Applier:
     """Server-side apply with field manager `glm5-operator`, skipped where the live object already says so."""
 
     def __init__(self, client: Client, cache: Cache, metrics: Metrics, changed: Callable[[Resource], None] = lambda _: None) -> None:
-        """`changed` gets a node as it was and as it is once it was written: the watch brings the cache no news of it any more."""
+        """`changed` gets what others wait for, once it was written: the watch brings the cache no news of it any more.
+
+        That is a node as it was and as it is, and objects whose status is told.
+        """
         self._client = client
         self._cache = cache
         self._metrics = metrics
@@ -73,8 +76,11 @@ class Applier:
                 failures.append(errors.failure(error, key))
         return Applied(tuple(changed), tuple(removed), tuple(conflicts), tuple(failures))
 
-    async def write_status(self, resource: Resource, status: Mapping[str, Any]) -> ApiFailure | None:
-        """Write the whole `.status` if it differs from the one in `resource`; an object that is gone is no failure."""
+    async def write_status(self, resource: Resource, status: Mapping[str, Any], *, tell: bool = False) -> ApiFailure | None:
+        """Write the whole `.status` if it differs from the one in `resource`; an object that is gone is no failure.
+
+        With `tell` those are woken whom the object concerns: the watch brings the cache no news of what we wrote ourselves.
+        """
         status = _without_nulls(status)  # the server drops them, and the next comparison would find them missing
         if _same_status(resource.get("status") or {}, status):
             return None
@@ -85,11 +91,13 @@ class Applier:
         identity = {name: metadata[name] for name in ("name", "namespace") if name in metadata}
         body = {"apiVersion": resource["apiVersion"], "kind": resource["kind"], "metadata": identity, "status": status}
         try:
-            self._cache.put(await self._client.apply(body, force=True, subresource="status"))
+            answer = await self._client.apply(body, force=True, subresource="status")
         except (errors.NotFoundError, errors.ConflictError):
             return None
         except errors.KubeError as error:
             return errors.failure(error, key)
+        if self._cache.put(answer) and tell:
+            self._changed(answer)
         return None
 
     async def patch_node(
@@ -125,6 +133,20 @@ class Applier:
         if self._cache.put(answer):
             for state in (node, answer):
                 self._changed(state)
+        return None
+
+    async def annotate_pod(self, pod: Resource, name: str, value: str) -> ApiFailure | None:
+        """Set one annotation of a pod, unless it says so already; a pod that is gone, or another one by that name, is no failure."""
+        if (pod["metadata"].get("annotations") or {}).get(name) == value:
+            return None
+        key = key_of(pod)
+        patch = {"metadata": {"uid": pod["metadata"]["uid"], "annotations": {name: value}}}
+        try:
+            self._cache.put(await self._client.merge_patch(key, patch))
+        except (errors.NotFoundError, errors.ConflictError):
+            return None
+        except errors.KubeError as error:
+            return errors.failure(error, key)
         return None
 
     async def _settle(self, owner: Resource, key: Key, manifest: Manifest, live: Resource | None, conflicts: list[Key]) -> bool:

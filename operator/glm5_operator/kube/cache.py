@@ -81,7 +81,7 @@ class Cache:
     def pods(self, owner: Key) -> Resources:
         """The pods of one GLM5Service or GLM5FinetuneJob, found by namespace and their label of it, ordered by name.
 
-        A pod is kept with metadata (no managedFields, no annotations), nodeName, scheduling gates, each container's name, image,
+        A pod is kept with metadata (no managedFields, of annotations only ours), nodeName, scheduling gates, each container's name, image,
         resources and ports, and its whole status.
         """
         return self._group((_LABEL_OF[owner.kind], owner.namespace, names.fit(owner.name)))
@@ -306,6 +306,8 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
     if kind == kinds.POD.name:
         drop.add("annotations")
     slim = {**resource, "metadata": {name: value for name, value in resource["metadata"].items() if name not in drop}}
+    if kind == kinds.POD.name and (ours := (resource["metadata"].get("annotations") or {}).get(names.ADAPTERS_ANNOTATION)) is not None:
+        slim["metadata"]["annotations"] = {names.ADAPTERS_ANNOTATION: ours}
     if kind == kinds.POD.name:
         slim["spec"] = _slim_pod(resource.get("spec") or {})
     elif kind == kinds.NODE.name:

@@ -74,7 +74,7 @@ CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", feed=Feed.STREAM, 
 """What clients of a service talk to; of training, the headless one under which ranks find each other."""
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
 JOB: Final = Kind("Job", "batch", "v1", "jobs", feed=Feed.STREAM, selector=_OURS_OF_TRAINING)
-CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS_OF_TRAINING)
+CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS_OF_ANY)
 DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
 EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events", cached=False)
 LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases", cached=False)

@@ -57,7 +57,13 @@ CLUSTER: Final = (
     _right(kinds.POOL, _SEE, "Pools to plan."),
     _right(kinds.POOL, ("patch",), "Counts, conflicts and conditions.", subresource="status"),
     _right(kinds.NODE, (*_SEE, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
-    _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards pods hold, also those that aren't ours. No logs, no exec, no writing."),
+    _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards pods hold, also those that aren't ours. No logs, no exec."),
+    _right(
+        kinds.POD,
+        ("patch",),
+        "One annotation of replicas that take adapters, glm5.dev/adapters: kubelet then brings them the changed list at once. "
+        "Nothing else of a pod is ever written.",
+    ),
     *(
         _right(
             kind,

@@ -10,9 +10,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from glm5_operator.api import names
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from glm5_operator.api.deploy import AdapterReport
     from glm5_operator.api.pool import NPUPool
 
 Manifest = dict[str, Any]
@@ -84,6 +87,7 @@ class Site:
         images: engine name → image reference without a product suffix; the planner appends `-a3` and the like for vllm.
         cluster_domain: the DNS suffix of Services.
         image_pull_policy: of engine containers; empty leaves it to Kubernetes.
+        progress_port: where the first pod of a training run tells how far it is.
     """
 
     images: Mapping[str, str] = field(
@@ -91,6 +95,7 @@ class Site:
     )
     cluster_domain: str = "cluster.local"
     image_pull_policy: str = ""
+    progress_port: int = names.PROGRESS_PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,45 @@ class FinetuneFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What a service's plan may know of a fine-tuning job of its namespace.
+
+    Attributes:
+        created: its creation time, as Kubernetes writes it.
+        ended: it has an outcome.
+        path: pvc://CLAIM/FOLDER of its published adapter; empty before.
+        sha256: of that adapter's weights.
+        service: the service that it deploys to; empty for none.
+        adapter: under which name.
+        phase: how far that is (`status.deployment.phase`); empty before it began.
+        share: part of the model's own traffic that its adapter is to answer.
+    """
+
+    name: str
+    created: str = ""
+    ended: bool = False
+    path: str = ""
+    sha256: str = ""
+    service: str = ""
+    adapter: str = ""
+    phase: str = ""
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """What a service's plan may know of adapters.
+
+    Attributes:
+        jobs: the fine-tuning jobs of its namespace.
+        recorded: what its status said last of its adapters.
+    """
+
+    jobs: tuple[JobFacts, ...] = ()
+    recorded: tuple[AdapterReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceFacts:
     """All that `plan_service` may know.
 
@@ -127,8 +171,10 @@ class ServiceFacts:
         site: operator-wide defaults.
         own_held: node name → cards held there by this service's own pods. Cards of others limit a surge, own ones don't:
             without this the rollout strategy would flip as soon as the service's pods start.
+        adapters: of a service that has adapterStorage.
     """
 
     pool: PoolFacts | None
     site: Site = field(default_factory=Site)
     own_held: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    adapters: AdapterFacts = field(default_factory=AdapterFacts)

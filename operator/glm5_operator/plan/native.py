@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
 from glm5_operator.api.known import KNOWN_MODELS
+from glm5_operator.plan.adapters import adapter_args
 from glm5_operator.plan.engine import NPU_ENV, EnginePod, http_check
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def native_pod(given: EngineInput) -> EnginePod:
     ]
     args += _parallel_args(given)
     args += _cache_args(given.spec.kv_cache)
+    args += adapter_args(given.spec)
     if sizing.speculative_tokens:
         args.append(f"--speculative-tokens={sizing.speculative_tokens}")
     if sizing.max_tokens is not None:

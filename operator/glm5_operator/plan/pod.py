@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
+from glm5_operator.plan.adapters import adapter_mounts
 from glm5_operator.plan.engine import CHECK_SECONDS, HOME_DIR, EngineInput, EnginePod
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.merge import apply_template
@@ -196,7 +197,8 @@ def _mounts(given: PodInput) -> list[Manifest]:
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # likewise
         {"name": "home", "mountPath": HOME_DIR},
     ]
-    return [given.files.mount, *mounts] if given.files.mount else mounts
+    _, adapters = adapter_mounts(given.service)
+    return [*([given.files.mount] if given.files.mount else []), *adapters, *mounts]
 
 
 def _volumes(given: PodInput, engine: EnginePod) -> list[Manifest]:
@@ -204,7 +206,8 @@ def _volumes(given: PodInput, engine: EnginePod) -> list[Manifest]:
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantity(given.sizing.shm_bytes)}},
         *({"name": name, "emptyDir": {"sizeLimit": limit}} for name, limit in engine.scratch.items()),
     ]
-    return [given.files.volume, *volumes] if given.files.volume else volumes
+    adapters, _ = adapter_mounts(given.service)
+    return [*([given.files.volume] if given.files.volume else []), *adapters, *volumes]
 
 
 def quantity(size_bytes: int) -> str:

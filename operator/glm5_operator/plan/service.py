@@ -14,6 +14,7 @@ from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
 from glm5_operator.api.service import Resolved
 from glm5_operator.plan import findings, reading
+from glm5_operator.plan.adapters import adapters_file, plan_adapters, refused
 from glm5_operator.plan.children import client_service, deployment, disruption_budget
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.offer import offer_of
@@ -26,6 +27,7 @@ from glm5_operator.plan.vllm import vllm_image
 
 if TYPE_CHECKING:
     from glm5_operator.api.service import GLM5Service, GLM5ServiceSpec
+    from glm5_operator.plan.adapters import AdaptersPlan
     from glm5_operator.plan.facts import Manifest, PoolFacts, Product, ServiceFacts, Site
     from glm5_operator.plan.offer import Offer
 
@@ -47,6 +49,7 @@ class ServicePlan:
         revision: hash of the pod template, as on the pods' label `glm5.dev/revision`; empty when stalled.
         endpoint: base URL inside the cluster, ending in /v1.
         startup: time a replica may take to produce its first token; zero when stalled before sizing.
+        adapters: of a service with adapterStorage; None for others, and when stalled.
     """
 
     objects: tuple[Manifest, ...]
@@ -56,6 +59,7 @@ class ServicePlan:
     revision: str
     endpoint: str = ""
     startup: timedelta = timedelta(0)
+    adapters: AdaptersPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ def _draft(service: GLM5Service, facts: ServiceFacts) -> _Draft | Finding:
     image = _image(service.spec, facts.site, offer.product)
     if isinstance(image, Finding):
         return image
+    if (adapters := refused(service.spec)) is not None:
+        return adapters
     return _Draft(service, facts, offer, sizing, image, startup_timeout(service.spec, sizing, offer.card_bytes))
 
 
@@ -189,18 +195,29 @@ def _planned(draft: _Draft, pod: Manifest) -> ServicePlan:
     pod["metadata"]["labels"][names.REVISION_LABEL] = revision
     rollout = choose_rollout(draft.spec.rollout, offer, draft.spec.replicas, sizing.cards, draft.facts.own_held)
     budget = disruption_budget(service)
-    objects = (deployment(service, pod, rollout, draft.startup), client_service(service), *((budget,) if budget else ()))
+    adapters = plan_adapters(service, draft.facts.adapters)
+    objects = (
+        *((adapters_file(service, adapters),) if adapters else ()),  # first: pods find it there when they start
+        deployment(service, pod, rollout, draft.startup),
+        client_service(service),
+        *((budget,) if budget else ()),
+    )
     room = offer.room(sizing.cards)
     crowded = (findings.replicas_exceed_pool(offer.pool.metadata.name, draft.spec.replicas, room),) if draft.spec.replicas > room else ()
     return ServicePlan(
         objects=objects,
         resolved=_resolved(draft, pod),
         stalled=None,
-        warnings=(*sizing.warnings, *crowded),
+        warnings=(*sizing.warnings, *crowded, *_left_out(adapters)),
         revision=revision,
         endpoint=endpoint_of(service, draft.facts.site.cluster_domain),
         startup=draft.startup,
+        adapters=adapters,
     )
+
+
+def _left_out(adapters: AdaptersPlan | None) -> list[Finding]:
+    return [Finding("AdapterWaits", f"adapter {one.name}: {one.left_out}") for one in adapters.adapters if one.left_out] if adapters else []
 
 
 def _stalled(finding: Finding, draft: _Draft | None = None) -> ServicePlan:

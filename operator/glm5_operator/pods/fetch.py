@@ -22,44 +22,37 @@ ANSWER_SECONDS: Final = 2.0
 MOST_BYTES: Final = 256 * 1024
 """Of an answer; a longer one is none."""
 MOST_AT_ONCE: Final = 32
-"""Pods asked at the same time, over all objects."""
+"""Pods of one object asked at the same time."""
 
 
 class PodReader:
-    """Reads one path from pods. Made before the event loop runs; the connection pool is made at first use."""
+    """Reads one path from pods."""
 
     def __init__(self, seconds: float = ANSWER_SECONDS, most_bytes: int = MOST_BYTES) -> None:
         self._timeout = aiohttp.ClientTimeout(total=seconds)
         self._most = most_bytes
-        self._session: aiohttp.ClientSession | None = None
-        self._room = asyncio.Semaphore(MOST_AT_ONCE)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
     async def read(self, hosts: Iterable[str], port: int, path: str) -> dict[str, dict[str, Any]]:
         """Host → the JSON object that it answered with status 200; hosts that didn't are left out. No key, no proxy, no redirect."""
         wanted = sorted(set(hosts))
-        answers = await asyncio.gather(*(self._one(f"http://{_authority(host, port)}{path}") for host in wanted))
+        if not wanted:
+            return {}
+        # A session for each round: a pod's address may be somebody else's by the next one, so there is no connection to keep.
+        connector = aiohttp.TCPConnector(force_close=True, limit=MOST_AT_ONCE)
+        async with aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False) as session:
+            answers = await asyncio.gather(*(self._one(session, f"http://{_authority(host, port)}{path}") for host in wanted))
         return {host: answer for host, answer in zip(wanted, answers, strict=True) if answer is not None}
 
-    async def _one(self, url: str) -> dict[str, Any] | None:
-        if self._session is None:
-            # A pod's address is somebody else's once it has gone, so no connection is kept.
-            connector = aiohttp.TCPConnector(force_close=True, limit=MOST_AT_ONCE)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
+    async def _one(self, session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
         try:
-            async with self._room, self._session.get(url, allow_redirects=False) as response:
+            async with session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     log.debug("%s: status %d", url, response.status)
                     return None
                 raw = b""
                 while len(raw) <= self._most and (more := await response.content.read(self._most + 1 - len(raw))):
                     raw += more
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
             log.debug("%s: %s", url, error)
             return None
         return _object(raw) if len(raw) <= self._most else None

@@ -49,12 +49,14 @@ class Observed:
         pods: all pods of the service, of any revision.
         held: the extended resources that its pods on nodes hold, ending pods included.
         card_holders: `namespace/name` of other services' pods on the pool's cards; only asked for when cards are short.
+        adapters: `status.adapters`; None when nothing was planned about them.
     """
 
     deployment: Mapping[str, Any] | None
     pods: Sequence[Mapping[str, Any]] = ()
     held: Mapping[str, int] = field(default_factory=dict)
     card_holders: tuple[str, ...] = ()
+    adapters: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,7 @@ def _fields(previous: Mapping[str, Any], plan: ServicePlan, observed: Observed, 
         "selector": _selector(plan, observed) or kept.get("selector"),
         "endpoint": plan.endpoint or kept.get("endpoint"),
         "resolved": _resolved(plan) or kept.get("resolved"),
+        "adapters": observed.adapters if observed.adapters is not None else kept.get("adapters") if plan.stalled else None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -131,7 +131,9 @@ def test_the_operator_does_its_whole_work_under_exactly_the_charts_roles(install
     wait_for("the service to serve", lambda: condition(installed.get(f"{SERVICES}/chat"), "Ready").get("status") == "True", timeout=60)
     assert node_marks(cluster) == [("cards", ["inference"])] * 2
 
-    change = {"spec": {"context": {"maxSequences": 4}, "replicas": 2}}
+    for path, document in a_volume("team", "tuned"):
+        cluster.http.post(path, json=document).raise_for_status()
+    change = {"spec": {"context": {"maxSequences": 4}, "replicas": 2, "adapterStorage": "pvc://tuned"}}
     headers = {"Content-Type": "application/merge-patch+json"}
     cluster.http.patch(f"{SERVICES}/chat", json=change, headers=headers).raise_for_status()
     wait_for("the change to serve", lambda: (installed.get(f"{SERVICES}/chat")["status"].get("readyReplicas")) == 2, timeout=60)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 
+from glm5_operator.controllers.adapters import Adapters
 from glm5_operator.controllers.facts import Facts
-from glm5_operator.controllers.service import ServiceController
+from glm5_operator.controllers.service import ADAPTERS_AGAIN, ServiceController
 from glm5_operator.kube import ApiFailure, Applied, Applier, Cache, Events, Key, Outcome, OutcomeKind
 from glm5_operator.plan.facts import Site
+from glm5_operator.pods import PodReader
 from tests.support.clock import at
 from tests.support.objects import a_service, condition
 from tests.unit.controllers.test_facts import a_node, a_pool, on
@@ -32,12 +35,23 @@ class Edge:
     wanted: list[Json] | None = None
     status: Json | None = None
     warned: list[str] = field(default_factory=list)
+    answers: dict[str, Json] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    annotated: dict[str, str] = field(default_factory=dict)
+
+    async def read(self, hosts: Iterable[str], _port: int, _path: str) -> dict[str, Json]:
+        self.asked = sorted(hosts)
+        return {host: answer for host, answer in self.answers.items() if host in self.asked}
+
+    async def annotate_pod(self, pod: Json, _name: str, value: str) -> ApiFailure | None:
+        self.annotated[pod["metadata"]["name"]] = value
+        return None
 
     async def converge(self, _owner: object, desired: tuple[Json, ...], _live: object) -> Applied:
         self.wanted = list(desired)
         return self.applied
 
-    async def write_status(self, _resource: object, status: Json) -> ApiFailure | None:
+    async def write_status(self, _resource: object, status: Json, *, tell: bool = False) -> ApiFailure | None:
         self.status = status
         return self.status_failure
 
@@ -53,11 +67,17 @@ def a_tiny_service(**spec: object) -> Json:
     return a_service(**chosen)
 
 
+def adapters_of(cache: Cache, edge: Edge) -> Adapters:
+    return Adapters(cache, cast(Applier, edge), cast(PodReader, edge))
+
+
 async def reconcile(edge: Edge, *resources: Json) -> Outcome:
     cache = Cache()
     for resource in resources:
         cache.put(resource)
-    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), RESYNC, RECHECK)
+    controller = ServiceController(
+        cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), adapters_of(cache, edge), RESYNC, RECHECK
+    )
     return await controller.reconcile(KEY, at())
 
 
@@ -142,7 +162,9 @@ QUOTA = ApiFailure("QuotaExceeded", "exceeded quota: team, limited: count/deploy
 async def give_up(edge: Edge, reason: str, **parts: object) -> None:
     cache = Cache()
     cache.put({**a_tiny_service(), **parts})
-    controller = ServiceController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), RESYNC, RECHECK)
+    controller = ServiceController(
+        cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), adapters_of(cache, edge), RESYNC, RECHECK
+    )
     await controller.give_up(KEY, reason, at())
 
 
@@ -204,3 +226,78 @@ async def test_a_strangers_pod_with_our_label_is_no_replica() -> None:
     assert edge.status is not None
     assert (edge.status["replicas"], edge.status["cardsHeld"]) == (1, 1)
     assert "fake" not in condition(edge.status, "Ready")["message"]
+
+
+def taking_adapters(**spec: object) -> Json:
+    return a_tiny_service(adapterStorage="pvc://adapters", adapters=[{"name": "support", "source": "pvc://adapters/support"}], **spec)
+
+
+def a_replica(name: str, ip: str) -> Json:
+    replica = on("a", name, 1)
+    replica["status"]["podIP"] = ip
+    replica["metadata"]["uid"] = f"uid-{name}"
+    return replica
+
+
+async def test_a_service_without_adapters_asks_no_pod_and_touches_none() -> None:
+    edge = Edge()
+
+    await reconcile(edge, a_tiny_service(), a_pool(), a_node("a", rack="inference"), a_replica("p", "10.0.0.1"))
+
+    assert (edge.asked, edge.annotated) == ([], {})
+    assert edge.status is not None
+    assert "adapters" not in edge.status
+
+
+async def test_pods_are_told_that_the_list_has_changed_and_asked_whether_they_have_it() -> None:
+    edge, sha = Edge(), "a" * 64
+    held = {"name": "support", "sha256": sha, "state": "Loaded", "message": "", "share": 0.0, "requests": 0, "failures": 0}
+    edge.answers = {"10.0.0.1": {"adapters": [held]}}
+    world = (a_pool(), a_node("a", rack="inference"), a_replica("p", "10.0.0.1"), a_replica("q", "10.0.0.2"))
+
+    outcome = await reconcile(edge, taking_adapters(), *world)
+
+    (file,) = [item for item in edge.wanted or () if item["kind"] == "ConfigMap"]
+    assert set(edge.annotated) == {"p", "q"}
+    assert len(set(edge.annotated.values())) == 1
+    assert edge.status is not None
+    (told,) = edge.status["adapters"]
+    assert (told["state"], told["pods"], told["of"]) == ("Loading", 1, 2)
+    assert outcome == Outcome.again(ADAPTERS_AGAIN), "no event tells that it has arrived"
+
+    edge.answers["10.0.0.2"] = edge.answers["10.0.0.1"]
+    assert await reconcile(edge, {**taking_adapters(), "status": edge.status}, *world) == Outcome.again(RESYNC)
+    (told,) = edge.status["adapters"]
+    assert (told["state"], told["sha256"]) == ("Loaded", sha)
+    assert file["metadata"]["name"] == "chat-adapters"
+
+
+async def test_a_plan_that_can_not_be_made_keeps_what_is_known_of_adapters() -> None:
+    edge = Edge()
+    status = {"adapters": [{"name": "support", "state": "Loaded"}]}
+
+    await reconcile(edge, {**taking_adapters(), "status": status})
+
+    assert edge.status is not None
+    assert (edge.asked, edge.annotated) == ([], {})
+
+
+async def test_what_a_job_published_is_listed_and_stays_when_the_job_is_deleted() -> None:
+    edge = Edge()
+    service = a_tiny_service(adapterStorage="pvc://adapters", adapters=[{"name": "support", "source": "job://tune"}])
+    world = (a_pool(), a_node("a", rack="inference"))
+    job = {
+        "apiVersion": "glm5.dev/v1alpha1",
+        "kind": "GLM5FinetuneJob",
+        "metadata": {"name": "tune", "namespace": "prod", "uid": "uid-tune", "resourceVersion": "1"},
+        "spec": {"pool": "training"},
+        "status": {"outcome": "Succeeded", "adapter": {"path": "pvc://adapters/support", "sha256": "a" * 64}},
+    }
+
+    await reconcile(edge, service, *world, job)
+    first = next(item for item in edge.wanted or () if item["kind"] == "ConfigMap")["data"]
+    await reconcile(edge, {**service, "status": edge.status}, *world)
+    second = next(item for item in edge.wanted or () if item["kind"] == "ConfigMap")["data"]
+
+    assert "a" * 64 in first["adapters.json"]
+    assert first == second

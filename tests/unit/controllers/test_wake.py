@@ -91,3 +91,41 @@ def test_a_child_wakes_the_service_that_controls_it_and_a_stranger_nobody() -> N
 
     assert woken(child) == {CHAT: SETTLE}
     assert woken(stranger) == {}
+
+
+def a_job(name: str = "tune", *, status: Json | None = None, **spec: object) -> Json:
+    return {
+        "apiVersion": "glm5.dev/v1alpha1",
+        "kind": "GLM5FinetuneJob",
+        "metadata": {"name": name, "namespace": "prod", "uid": f"uid-{name}", "resourceVersion": "1"},
+        "spec": {"method": "lora", "pool": "training", **spec},
+        **({"status": status} if status else {}),
+    }
+
+
+TUNE, PLAIN = Key("GLM5FinetuneJob", "prod", "tune"), Key("GLM5FinetuneJob", "prod", "plain")
+DEPLOY: Json = {"service": "chat", "adapter": "support"}
+
+
+def test_a_service_that_takes_adapters_wakes_the_jobs_that_deploy_to_it() -> None:
+    filled = cache()
+    for job in (a_job(deploy=DEPLOY), a_job("plain"), a_job("else", deploy={**DEPLOY, "service": "other"})):
+        filled.put(job)
+
+    assert dict(woken_by(filled, a_service("chat", adapterStorage="pvc://adapters"), SETTLE)) == {CHAT: 0.0, TUNE: SETTLE}
+    assert dict(woken_by(filled, a_service("chat"), SETTLE)) == {CHAT: 0.0}
+
+
+def test_a_job_wakes_the_service_that_it_deploys_to_and_the_one_that_it_did() -> None:
+    assert woken(a_job(deploy=DEPLOY)) == {TUNE: 0.0, CHAT: SETTLE}
+    assert woken(a_job(status={"outcome": "Succeeded", "deployment": DEPLOY})) == {TUNE: 0.0, CHAT: SETTLE}
+
+
+def test_a_job_that_has_ended_wakes_services_that_list_its_adapter() -> None:
+    filled = cache()
+    filled.put(a_service("lister", adapterStorage="pvc://adapters", adapters=[{"name": "s", "source": "job://tune"}]))
+
+    assert dict(woken_by(filled, a_job(status={"step": 3}), SETTLE)) == {TUNE: 0.0}, "while it trains nothing of it is in a service"
+    ended = dict(woken_by(filled, a_job(status={"outcome": "Succeeded"}), SETTLE))
+    assert ended == {TUNE: 0.0, Key("GLM5Service", "prod", "lister"): SETTLE}
+    assert dict(woken_by(filled, a_job("plain", status={"outcome": "Succeeded"}), SETTLE)) == {PLAIN: 0.0}
