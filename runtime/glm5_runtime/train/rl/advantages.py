@@ -18,6 +18,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CPU_ROWS = 64
+"""Rounds of the recurrence go over all of their numbers: those of so many rollouts stay in a CPU's cache, and turn in half the time."""
 _LEAST_VARIANCE = 1e-8
 _LEAST_SPREAD = 1e-6
 """Added to a group's standard deviation, as verl does."""
@@ -39,19 +41,35 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: Tensor, lam: Tenso
     """
     _same_shape(rewards, values, mask)
     kind = torch.promote_types(values.dtype, torch.float32)
-    # [T, B] inside: what a step of the recurrence reads together then lies together. What can be is done in place: on a CPU new memory
-    # costs more than the arithmetic.
+    found = Advantages(*(torch.empty(values.shape, dtype=kind, device=values.device) for _ in range(2)))
+    gamma, lam = (each.to(kind).expand(len(values)) for each in (gamma, lam))
+    step = _CPU_ROWS if values.device.type == "cpu" else max(1, len(values))
+    for start in range(0, len(values), step):
+        rows = slice(start, start + step)
+        _gae(*(each[rows] for each in (rewards, values, mask, gamma, lam, found.advantages, found.returns)))
+    return found
+
+
+def _gae(  # noqa: PLR0917 - rows of the same seven tensors
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: Tensor, lam: Tensor, advantages: Tensor, returns: Tensor
+) -> None:
+    """Fill `advantages` and `returns`.
+
+    [T, B] inside: what a step of the recurrence reads together then lies together. What can be is done in place: on a CPU new memory costs
+    more than the arithmetic.
+    """
+    kind = advantages.dtype
     counts, rewards, values = (_turned(each) for each in (mask.bool(), rewards.to(kind), values.to(kind)))
-    gamma, lam = (each.to(kind).reshape(1, -1) for each in (gamma, lam))
     following = _solve(torch.where(counts, values, 0.0), (~counts).to(kind))
     rewards[:-1].addcmul_(following[1:], gamma)
     decay = counts.to(kind).mul_(gamma * lam).add_(~counts)
-    advantages = _solve(torch.where(counts, rewards.sub_(values), 0.0), decay)
-    return Advantages(_turned(advantages), _turned(values.add_(advantages)))
+    solved = _solve(torch.where(counts, rewards.sub_(values), 0.0), decay)
+    advantages.copy_(solved.t())
+    returns.copy_(values.add_(solved).t())
 
 
 def _turned(values: Tensor) -> Tensor:
-    """[T, B] of [B, T] or the other way round, in memory of its own."""
+    """[T, B] of [B, T], in memory of its own."""
     return values.t().clone(memory_format=torch.contiguous_format)
 
 

@@ -116,13 +116,13 @@ class ByService:
 
     async def _ask(self, body: bytes, count: int) -> list[float]:
         why = ""
-        async with httpx2.AsyncClient(timeout=self._config.timeout) as client:
+        async with httpx2.AsyncClient(timeout=None) as client:
             for attempt in range(self._config.retries + 1):
                 if attempt:
                     log.warning("rl.reward.url: %s; asking again", why)
                     await asyncio.sleep(min(self._pause * 2 ** (attempt - 1), _LONGEST_PAUSE))
                 try:
-                    async with asyncio.timeout(self._config.timeout):  # httpx's own is for each read, which a slow sender renews
+                    async with asyncio.timeout(self._config.timeout):  # httpx's own are for each read: a slow sender has no end
                         status, reply = await self._post(client, body)
                 except TimeoutError:
                     why = f"no reply within {self._config.timeout:g} s"

@@ -71,15 +71,18 @@ def test_masked_positions_carry_the_advantage_of_the_next_token_that_counts() ->
     assert found[1].eq(0).all()
 
 
-def test_every_row_can_have_its_own_gamma_and_lam() -> None:
-    rewards, values, mask = rollouts(3, 20)
-    gamma, lam = torch.tensor([0.9, 1.0, 0.5]), torch.tensor([1.0, 0.0, 0.7])
+@pytest.mark.parametrize("rows", [3, 150])
+def test_every_row_can_have_its_own_gamma_and_lam(rows: int) -> None:
+    """Many rows are worked on some at a time."""
+    rewards, values, mask = rollouts(rows, 20)
+    gamma, lam = torch.linspace(0.5, 1.0, rows), torch.linspace(1.0, 0.0, rows)
 
     found = gae(rewards, values, mask, gamma, lam)
 
-    for row in range(3):
+    for row in range(rows):
         one = gae(rewards[row : row + 1], values[row : row + 1], mask[row : row + 1], gamma[row], lam[row])
         assert torch.equal(found.advantages[row], one.advantages[0])
+        assert torch.equal(found.returns[row], one.returns[0])
 
 
 @pytest.mark.parametrize("rows", [1, 4])
