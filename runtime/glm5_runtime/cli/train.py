@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations when it runs
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glm5_runtime import device as devices
+
+if TYPE_CHECKING:
+    from glm5_runtime.train.config import TrainingConfig
+    from glm5_runtime.train.placement import Placement
 
 
 def train(
@@ -22,15 +26,24 @@ def train(
 ) -> None:
     """Fine-tune a model: LoRA or all parameters. Goes on from the newest checkpoint of the run, where there is one.
 
+    With NPROC_PER_NODE above 1 it starts that many ranks and waits for them; NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT are torchrun's.
+
     Exit code: 0 done, 2 the settings or the model can't be used, 3 the data can't, 4 numbers that aren't finite, 5 the disk,
-    143 asked to stop; a run that ended with 5 or 143 goes on when it is started again.
+    6 a rank elsewhere is gone or never came, 7 a later attempt has the folders, 143 asked to stop; a run that ended with 5, 6 or 143
+    goes on when it is started again.
     """
     from glm5_runtime.config import ConfigError  # keeps `--help` instant
+    from glm5_runtime.train import rank_process
     from glm5_runtime.train.config import read_config
+    from glm5_runtime.train.placement import placement_of
 
     try:
+        placement = placement_of(os.environ)
+        if placement.rank is not None:
+            rank_process.begin(os.environ)
+        settings = read_config(config).training
         facts = devices.read_host(os.environ)
-        choice = devices.choose(read_config(config).training.device, facts)
+        choice = devices.choose(settings.device, facts)
         if log_level not in {"debug", "info", "warning", "error"}:
             raise ConfigError(f"--log-level: {log_level} is none of debug, info, warning, error")
     except (ConfigError, devices.DeviceUnusable) as error:
@@ -38,8 +51,31 @@ def train(
         raise typer.Exit(2) from None
     os.environ.update(devices.environment(choice, facts, os.environ))
     from glm5_runtime.server import logs
+
+    logs.set_up(log_level if not placement.rank else max(log_level, "warning", key=logs.LEVELS.index))
+    if placement.rank is None:
+        logs.say(f"device={choice.device} reason={choice.reason!r}")
+    if placement.size > 1 and placement.rank is None:
+        first = [] if progress_port is None else ["--progress-port", str(progress_port)]
+        sys.exit(_launch(placement, ["--config", str(config), "--log-level", log_level], first, result, settings))
     from glm5_runtime.train import command
 
-    logs.set_up(log_level)
-    logs.say(f"device={choice.device} reason={choice.reason!r}")
-    sys.exit(command.train(config, result, progress_port))
+    code = command.train(config, result, progress_port, placement)
+    if placement.rank is not None:
+        rank_process.end(code)
+    sys.exit(code)
+
+
+def _launch(placement: Placement, options: list[str], first: list[str], result: Path | None, settings: TrainingConfig) -> int:
+    """Start a rank for each card with these options, and rank 0 with `first` as well."""
+    from glm5_runtime.config import ConfigError
+    from glm5_runtime.train import affinity, launcher, rank_process
+
+    os.environ.update(rank_process.hccl_environment(settings.rendezvous_timeout, settings.exchange_timeout, os.environ))
+    cores = affinity.divide(os.sched_getaffinity(0), affinity.near(placement.per_node, os.environ))
+    command = [sys.executable, "-m", "glm5_runtime.cli", "train", *options]
+    try:
+        return launcher.launch(placement, command, first, cores, result=result, seconds=settings.rendezvous_timeout)
+    except ConfigError as error:
+        typer.echo(f"glm5-runtime train can't start:\n{error}", err=True)
+        return 2

@@ -4,6 +4,9 @@ A checkpoint is a folder `checkpoint-<step>` with torch's distributed format (ea
 `state.json` and `manifest.json`, which holds the size and SHA-256 of every other file. It is written under a hidden name, forced to the
 disk, and renamed. What a kill leaves behind has a hidden name and is removed by the next run; what a disk damages is found by the manifest,
 set aside as `damaged-checkpoint-<step>`, and the one before it is used.
+
+With several ranks all of them call the same methods at the same time. Rank 0 alone looks at names and checks files, makes the folder and
+renames it; what it finds, and every failure, is the same for all. What ranks exchange here has a group of its own.
 """
 
 from __future__ import annotations
@@ -26,16 +29,22 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from glm5_runtime.train.fence import Fence, Superseded
+from glm5_runtime.train.ranks import ALONE, causes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
 
+    from glm5_runtime.train.ranks import Ranks
+
 log = logging.getLogger(__name__)
 
 MANIFEST, STATE = "manifest.json", "state.json"
 _NAME = re.compile(r"checkpoint-(\d{1,12})")
+_Digests = dict[str, tuple[int, str]]
 _WRITING, _LEAVING, _DAMAGED = ".writing-", ".leaving-", "damaged-"
 
 
@@ -68,19 +77,25 @@ class Newest:
 class Checkpoints:
     """The checkpoints of one run in a folder of their own. At most one is being written; the next one waits for it."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        self._directory, self._keep = directory, keep
+    def __init__(self, directory: Path, keep: int, ranks: Ranks = ALONE, fence: Fence | None = None) -> None:
+        """Raises CheckpointError; Superseded where `fence` says so, here and before anything appears."""
+        self._directory, self._keep, self._ranks = directory, keep, ranks.beside()
+        self._fence = fence or Fence(directory, None)
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.newest_step: int | None = None
         self.newest_written: Newest | None = None
         self.kept_step: int | None = None
         """One more that stays: the best by evaluation."""
+        self._ranks.agree(self._open)
+
+    def _open(self) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._fence.claim()
         except OSError as error:
-            raise CheckpointError(f"checkpoint.directory {directory}: {error.strerror}") from error
-        for leftover in directory.glob(".*"):
+            raise CheckpointError(f"checkpoint.directory {self._directory}: {error.strerror}") from error
+        for leftover in self._directory.glob(".*"):
             if leftover.name.startswith((_WRITING, _LEAVING)):
                 shutil.rmtree(leftover, ignore_errors=True)
 
@@ -91,49 +106,59 @@ class Checkpoints:
 
     def newest(self) -> Saved | None:
         """The newest one that is whole; damaged ones in front of it are set aside and named in the log."""
+        saved, self.newest_written = self._ranks.agree(self._newest)
+        self.newest_step = saved.step if saved else None
+        return saved
+
+    def _newest(self) -> tuple[Saved | None, Newest | None]:
         for step in reversed(self.steps()):
-            path = self._path(step)
             try:
-                state = _verified(path)
+                return self._at(step), _newest(step, self._path(step))
             except CheckpointError as error:
                 log.warning("%s; it is set aside, and the checkpoint before it is used", error)
-                self.set_aside(step)
-                continue
-            self.newest_step, self.newest_written = step, _newest(step, path)
-            return Saved(step, path, state)
-        return None
+                self._set_aside(step)
+        return None, None
 
     def at(self, step: int) -> Saved:
         """The one of a step; raises CheckpointError."""
+        return self._ranks.agree(lambda: self._at(step))
+
+    def _at(self, step: int) -> Saved:
         return Saved(step, self._path(step), _verified(self._path(step)))
 
     def load(self, saved: Saved, tensors: dict[str, Tensor]) -> None:
-        """Read its tensors into these, which must be the ones that were saved."""
+        """Read its tensors into these, which must be the ones that were saved; on any number of ranks."""
         try:
-            load(dict(tensors), storage_reader=FileSystemReader(saved.path), no_dist=True)
+            load(dict(tensors), storage_reader=FileSystemReader(saved.path), process_group=self._ranks.group, no_dist=self._ranks.is_alone)
         except (CheckpointException, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{saved.path}: doesn't fit this run: {' '.join(str(error).split())[:300]}") from error
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Copy the tensors and write them in the background. Raises CheckpointError when the one before could not be written."""
         self.wait()
-        if step in self.steps():
+        if self._ranks.agree(lambda: step in self.steps()):
             return
         staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._writer = threading.Thread(target=self._write, args=(step, staged, dict(state)), name="checkpoint")
+        self._writer = threading.Thread(target=self._write, args=(step, staged, dict(state)), name="checkpoint", daemon=True)
         self._writer.start()
 
     def wait(self) -> None:
-        """Until the one under way is complete; raises CheckpointError when it failed."""
+        """Until the one under way is complete; raises CheckpointError when it failed, Superseded."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
         if (failure := self._failure) is not None:
             self._failure = None
+            if isinstance(failure, Superseded):
+                raise failure
             raise CheckpointError(_explain(self._directory, failure)) from failure
 
     def set_aside(self, step: int) -> None:
         """Keep a checkpoint that must not be used, under another name, for whoever wants to know why."""
+        self._ranks.agree(lambda: self._set_aside(step))
+
+    def _set_aside(self, step: int) -> None:
+        self._fence.check()
         aside = self._directory / f"{_DAMAGED}{self._path(step).name}"
         shutil.rmtree(aside, ignore_errors=True)
         self._path(step).rename(aside)
@@ -143,23 +168,40 @@ class Checkpoints:
 
     def _write(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """In a thread of its own; the cause of a failure is told to whoever asks next."""
-        started = time.monotonic()
-        temporary = self._directory / f"{_WRITING}{step}-{os.getpid()}"
+        started, ranks = time.monotonic(), self._ranks
+        folder: Path | None = None
         try:
-            temporary.mkdir()
-            save(tensors, storage_writer=FileSystemWriter(temporary, sync_files=True), no_dist=True)
-            _write_synced(temporary / STATE, json.dumps(state))
-            _write_synced(temporary / MANIFEST, json.dumps({"step": step, "files": _digests(temporary)}, indent=1))
-            _sync_folder(temporary)
-            temporary.rename(self._path(step))
-            _sync_folder(self._directory)
-            self.newest_step, self.newest_written = step, _newest(step, self._path(step))
-            self._drop_old()
+            temporary = folder = ranks.agree(lambda: self._begin(step))
+            writer = FileSystemWriter(temporary, sync_files=True)
+            save(tensors, storage_writer=writer, process_group=ranks.group, no_dist=ranks.is_alone)
+            digests = ranks.each(lambda: _digests(temporary, f"__{ranks.rank}_*"))
+            self.newest_written = ranks.agree(lambda: self._complete(step, temporary, digests, state))
+            self.newest_step = step
         except BaseException as error:  # noqa: BLE001 - raised again by `wait`, in the thread that trains
             self._failure = error
-            shutil.rmtree(temporary, ignore_errors=True)
+            if folder is not None and ranks.is_first:
+                shutil.rmtree(folder, ignore_errors=True)
             return
         log.info("checkpoint %s written in %.1f s", self._path(step), time.monotonic() - started)
+
+    def _begin(self, step: int) -> Path:
+        temporary = self._directory / f"{_WRITING}{step}-{os.getpid()}"
+        temporary.mkdir()
+        return temporary
+
+    def _complete(self, step: int, temporary: Path, digests: list[_Digests], state: dict[str, Any]) -> Newest:
+        """What ranks have written becomes a checkpoint."""
+        _write_synced(temporary / STATE, json.dumps(state))
+        files = _digests(temporary, STATE) | _digests(temporary, ".metadata")
+        for each in digests:
+            files |= each
+        _write_synced(temporary / MANIFEST, json.dumps({"step": step, "files": dict(sorted(files.items()))}, indent=1))
+        _sync_folder(temporary)
+        self._fence.check()
+        temporary.rename(self._path(step))
+        _sync_folder(self._directory)
+        self._drop_old()
+        return _newest(step, self._path(step))
 
     def _drop_old(self) -> None:
         """By a hidden name first: a kill while it is being removed must not leave half of it behind."""
@@ -190,8 +232,8 @@ def _newest(step: int, path: Path) -> Newest:
     return Newest(step, datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, UTC), _digest(path / MANIFEST))
 
 
-def _digests(folder: Path) -> dict[str, tuple[int, str]]:
-    return {path.name: (path.stat().st_size, _digest(path)) for path in sorted(folder.iterdir())}
+def _digests(folder: Path, pattern: str) -> _Digests:
+    return {path.name: (path.stat().st_size, _digest(path)) for path in sorted(folder.glob(pattern))}
 
 
 def _digest(path: Path) -> str:
@@ -216,9 +258,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _explain(directory: Path, failure: BaseException) -> str:
-    cause: BaseException | None = failure
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
+    """The disk's word where there is one, of whatever rank."""
+    errors = list(causes(failure))
+    if any(isinstance(each, OSError) and each.errno in {errno.ENOSPC, errno.EDQUOT} for each in errors):
         return f"checkpoint.directory {directory}: the disk is full; make room, keep fewer checkpoints or write to another volume"
     return f"checkpoint.directory {directory}: not written: {type(failure).__name__}: {' '.join(str(failure).split())[:300]}"

@@ -14,8 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from glm5_runtime.config import ConfigError
 from glm5_runtime.engine.load import torch_device
+from glm5_runtime.engine.team import RankLost
 from glm5_runtime.model.checkpoint_files import WeightsError
 from glm5_runtime.text.template import TemplateError
 from glm5_runtime.train.build import build
@@ -25,10 +28,13 @@ from glm5_runtime.train.data import reading
 from glm5_runtime.train.data.labels import Renderer
 from glm5_runtime.train.export import ExportError, export_adapter
 from glm5_runtime.train.faults import NotFinite
+from glm5_runtime.train.fence import Fence, Superseded, attempt_of
 from glm5_runtime.train.loop import Interrupted, Trainer
 from glm5_runtime.train.merge import export_checkpoint
 from glm5_runtime.train.progress import reporter
 from glm5_runtime.train.progress_server import serving
+from glm5_runtime.train.ranks import ALONE
+from glm5_runtime.train.rendezvous import Meeting
 from glm5_runtime.train.source import Selected, Source, by_length, split
 
 if TYPE_CHECKING:
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
     from glm5_runtime.train.build import Trainee
     from glm5_runtime.train.config import TrainConfig
     from glm5_runtime.train.data.dataset import Dataset
+    from glm5_runtime.train.placement import Placement
+    from glm5_runtime.train.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +60,14 @@ EXIT_CODES: dict[type[Exception], int] = {
     NotFinite: 4,
     CheckpointError: 5,
     ExportError: 5,
+    RankLost: 6,
+    Superseded: 7,
     Interrupted: 143,
 }
-"""2: the settings or the model can't be used. 3: the data can't. 4: NaN or infinity. 5: the disk. 143: asked to stop, to be gone on with.
-1 is a fault of this program."""
+"""2: the settings or the model can't be used. 3: the data can't. 4: NaN or infinity. 5: the disk. 6: another rank is gone or never came.
+7: a later attempt has the folders. 143: asked to stop, to be gone on with. 1 is a fault of this program."""
+_TOGETHER = (NotFinite, Interrupted)
+"""What all ranks find at the same time."""
 
 
 _MOST_MESSAGE = 2000
@@ -70,6 +82,7 @@ class _Reached:
 
     trainer: Trainer | None = None
     checkpoints: Checkpoints | None = None
+    meeting: Meeting | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `GET /progress` answers: the record of progress, the attempt's number and the newest checkpoint."""
@@ -88,24 +101,26 @@ class _Reached:
         return {name: told[name] for name in ("step", "total", "loss") if told.get(name) is not None}
 
 
-def train(config_path: Path, result: Path | None = None, progress_port: int | None = None) -> int:
-    """One run, to its end; returns the exit code.
+def train(config_path: Path, result: Path | None = None, progress_port: int | None = None, placement: Placement | None = None) -> int:
+    """One run, to its end; returns the exit code. `result`: file for the ending, as JSON. `progress_port`: where `GET /progress` is served.
 
-    `result`: file for the ending, as JSON. `progress_port`: where `GET /progress` is served meanwhile.
+    `placement`: which rank of several this process is.
     """
     reached = _Reached()
     try:
-        ending = {"outcome": "Succeeded", **_run(read_config(config_path), reached, progress_port)}
+        ending = {"outcome": "Succeeded", **_run(read_config(config_path), reached, progress_port, placement)}
         code = 0
-    except tuple(EXIT_CODES) as error:
-        code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-        ending = {"outcome": type(error).__name__, "message": str(error)[:_MOST_MESSAGE], **reached.at_failure()}
-        log.error("%s: %s", type(error).__name__, error)
-    except Exception as error:
-        code = 1
-        message = f"{type(error).__name__}: {error}"[:_MOST_MESSAGE]
-        ending = {"outcome": type(error).__name__, "message": message, **reached.at_failure()}
-        log.exception("the run failed")
+    except Exception as raised:
+        error = (reached.meeting.lost(raised) if reached.meeting else None) or raised
+        code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
+        message = str(error) if code != 1 else f"{type(error).__name__}: {error}"
+        ending = {"outcome": type(error).__name__, "message": message[:_MOST_MESSAGE], **reached.at_failure()}
+        if code == 1:
+            log.exception("the run failed")
+        else:
+            log.error("%s: %s", type(error).__name__, error)
+        if reached.meeting is not None and isinstance(error, _TOGETHER):
+            reached.meeting.leave()
     if result is not None:
         write_ending(result, ending)
     return code
@@ -118,24 +133,39 @@ def write_ending(file: Path, ending: dict[str, Any]) -> None:
     file.write_bytes(text)
 
 
-def _run(config: TrainConfig, reached: _Reached, progress_port: int | None) -> dict[str, Any]:
-    for warning in config.warnings:
+def _run(config: TrainConfig, reached: _Reached, progress_port: int | None, placement: Placement | None) -> dict[str, Any]:
+    ranks, device = _meet(config, reached, placement)
+    for warning in config.warnings if ranks.is_first else ():
         log.warning("%s", warning)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # said by torch at every checkpoint of a run in one process
     data = _read(config)
-    checkpoints = reached.checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep)
-    trainee = build(config, torch_device(config.training.device))
+    fence = Fence(config.checkpoint.directory, attempt_of(os.environ))
+    checkpoints = reached.checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, ranks, fence)
+    trainee = build(config, device)
     rows, held = split(data.rows, config.evaluation.share, config.training.seed)
     lengths = data.lengths
     held_back = Selected(
         data, [[held[at] for at in batch] for batch in by_length([lengths[row] for row in held], config.training.batch_size)]
     )
     with reporter() as report:
-        trainer = Trainer(trainee.model, config, Source(data, rows, config), held_back, checkpoints, report=report)
+        trainer = Trainer(trainee.model, config, Source(data, rows, config), held_back, checkpoints, report=report, ranks=ranks)
         reached.trainer = trainer
         with _stopping(trainer), serving(progress_port, reached.to_json):
             progress = trainer.run()
-    return {**progress.to_json(), "last_checkpoint": reached.to_json()["checkpoint"], **_publish(config, trainee)}
+    published = _publish(config, trainee, ranks, fence)
+    if reached.meeting is not None:
+        reached.meeting.leave()
+    return {**progress.to_json(), "last_checkpoint": reached.to_json()["checkpoint"], **published}
+
+
+def _meet(config: TrainConfig, reached: _Reached, placement: Placement | None) -> tuple[Ranks, torch.device]:
+    """The ranks of the run and this one's device; raises RankLost."""
+    device = torch_device(config.training.device)
+    if placement is None or placement.size == 1:
+        return ALONE, device
+    reached.meeting = Meeting(placement, config.training.rendezvous_timeout)
+    device = device if device.type == "cpu" else torch.device(device.type, placement.local)
+    return reached.meeting.ranks(device, config.training.exchange_timeout), device
 
 
 def _read(config: TrainConfig) -> Dataset:
@@ -160,12 +190,13 @@ def _stopping(trainer: Trainer) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _publish(config: TrainConfig, trainee: Trainee) -> dict[str, Any]:
+def _publish(config: TrainConfig, trainee: Trainee, ranks: Ranks, fence: Fence) -> dict[str, Any]:
     """Write the result; what it is, for the ending."""
     if config.method == "full" or config.merge:
-        export_checkpoint(config.output, config.model, trainee)
+        export_checkpoint(config.output, config.model, trainee, ranks=ranks, fence=fence)
         return {"checkpoint": str(config.output)}
-    file = export_adapter(config.output, trainee.places, config.lora, trainee.model.decoder.config, config.model.resolve().name)
+    base, model = config.model.resolve().name, trainee.model.decoder.config
+    file = export_adapter(config.output, trainee.places, config.lora, model, base, ranks=ranks, fence=fence)
     log.info("adapter %s written, sha256 %s", config.output, file.sha256)
     size = sum(path.stat().st_size for path in config.output.iterdir())
     return {"adapter": {"path": str(config.output), "sha256": file.sha256, "bytes": size}}

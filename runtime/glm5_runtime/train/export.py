@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 
 from glm5_runtime.model.adapter_files import CONFIG, WEIGHTS, read_adapter
 from glm5_runtime.train.config import EXPERTS
+from glm5_runtime.train.ranks import ALONE
+from glm5_runtime.train.sharding import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
     from glm5_runtime.model.adapter_files import AdapterFile
     from glm5_runtime.train.config import LoraConfig
+    from glm5_runtime.train.fence import Fence
     from glm5_runtime.train.lora import LoraModule
+    from glm5_runtime.train.ranks import Ranks
 
 _PREFIX = "base_model.model."
 
@@ -35,10 +39,23 @@ class ExportError(Exception):
 
 
 def export_adapter(
-    folder: Path, places: Mapping[str, tuple[LoraModule, str]], config: LoraConfig, model: ModelConfig, base_name: str
+    folder: Path,
+    places: Mapping[str, tuple[LoraModule, str]],
+    config: LoraConfig,
+    model: ModelConfig,
+    base_name: str,
+    *,
+    ranks: Ranks = ALONE,
+    fence: Fence | None = None,
 ) -> AdapterFile:
-    """Write the adapter and read it back; raises ExportError, and then `folder` is as it was."""
-    tensors = adapter_tensors(places)
+    """Write the adapter and read it back; raises ExportError, Superseded, and then `folder` is as it was. All ranks ask, rank 0 writes."""
+    tensors = adapter_tensors(places, is_kept=ranks.is_first)
+    return ranks.agree(lambda: _write(folder, tensors, config, model, base_name, fence=fence))
+
+
+def _write(
+    folder: Path, tensors: dict[str, Tensor], config: LoraConfig, model: ModelConfig, base_name: str, *, fence: Fence | None
+) -> AdapterFile:
     if strange := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise ExportError(f"{strange[0]} holds NaN or infinity; nothing is published. Go on from an earlier checkpoint")
 
@@ -47,19 +64,23 @@ def export_adapter(
         (temporary / CONFIG).write_text(json.dumps(adapter_settings(config, base_name), indent=2))
         read_adapter(temporary, model, [base_name], config.rank, device=torch.device("cpu"), dtype=torch.float32)
 
-    publish(folder, write)
+    publish(folder, write, fence)
     return read_adapter(folder, model, [base_name], config.rank, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def adapter_tensors(places: Mapping[str, tuple[LoraModule, str]]) -> dict[str, Tensor]:
+def adapter_tensors(places: Mapping[str, tuple[LoraModule, str]], *, is_kept: bool = True) -> dict[str, Tensor]:
     """PEFT's names and forms, fp32. Of fused experts: lora_A [E · r, in] expert after expert, lora_B [out, r · E] with experts innermost.
+
+    Of several ranks all must ask; one that writes nothing keeps nothing (`is_kept`).
 
     PEFT wraps a module of two matrices twice, gate_up first: so that one is `base_layer` of the other.
     """
     tensors = {}
     for path, (module, name) in places.items():
         pair = module.adapters[name]
-        down, up = pair.down.detach().float(), pair.up.detach().float()
+        down, up = whole(pair.down.detach()).float(), whole(pair.up.detach()).float()
+        if not is_kept:
+            continue
         if down.dim() == 3:
             down, up = down.flatten(0, 1), up.permute(1, 2, 0).flatten(1)
             path = path.replace(".gate_up_proj", ".base_layer").removesuffix(".down_proj")  # noqa: PLW2901 - PEFT's name of it
@@ -85,10 +106,10 @@ def adapter_settings(config: LoraConfig, base_name: str) -> dict[str, object]:
     }
 
 
-def publish(folder: Path, write: Callable[[Path], None]) -> None:
+def publish(folder: Path, write: Callable[[Path], None], fence: Fence | None = None) -> None:
     """Let `write` fill a folder beside `folder`, force it to the disk, and put it in its place: it is never there in part.
 
-    Raises ExportError when the disk doesn't take it.
+    Raises ExportError when the disk doesn't take it, Superseded when `fence` says so.
     """
     temporary, old = (folder.with_name(f".{kind}-{folder.name}") for kind in ("writing", "leaving"))
     try:
@@ -98,6 +119,8 @@ def publish(folder: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
+        if fence is not None:
+            fence.check()
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from glm5_runtime.train.optimizer import named_trainable
+from glm5_runtime.train.ranks import ALONE
+from glm5_runtime.train.sharding import own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor, nn
 
+    from glm5_runtime.train.data.example import Example
     from glm5_runtime.train.forward import TrainingModel
     from glm5_runtime.train.packing import Pack
+    from glm5_runtime.train.ranks import Ranks
 
 MOST_IN_A_ROW = 5
 """Steps with numbers that aren't finite, one after the other, that end training."""
@@ -31,15 +35,27 @@ class NotFinite(Exception):  # noqa: N818 - what was found
     """Training can't go on; the message names step, place and rows."""
 
 
-def first_place(model: TrainingModel, packs: Iterable[Pack]) -> str:
-    """Where the first number that isn't finite appears: forward in the layers' order, then in gradients from the last layer on."""
-    for pack in packs:
-        if (place := _in_forward(model, pack)) is not None:
-            return place
+def first_place(model: TrainingModel, packs: Iterable[Pack], ranks: Ranks = ALONE) -> str:
+    """Where the first number that isn't finite appears: forward in the layers' order, then in gradients from the last layer on.
+
+    All ranks ask together, each with its own packs, and are told the same.
+    """
+    forward = [_in_forward(model, pack) for pack in packs]  # all of them: other ranks take part in each
+    if (place := _first(forward)) is None:
+        place = _in_gradients(model)
+    found = _first(ranks.each(lambda: place))
+    return found or "no single place: it doesn't happen again"
+
+
+def _first(places: Iterable[str | None]) -> str | None:
+    return next((place for place in places if place is not None), None)
+
+
+def _in_gradients(model: TrainingModel) -> str | None:
     for name, parameter in reversed(list(named_trainable(model))):
-        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+        if parameter.grad is not None and not bool(own(parameter.grad).isfinite().all()):
             return f"the gradient of {name.removeprefix('decoder.')}"
-    return "no single place: it doesn't happen again"
+    return None
 
 
 def _in_forward(model: TrainingModel, pack: Pack) -> str | None:
@@ -68,8 +84,8 @@ def _in_forward(model: TrainingModel, pack: Pack) -> str | None:
     return None if bool(loss.isfinite()) else "the loss"
 
 
-def rows_of(packs: Iterable[Pack]) -> str:
+def rows_of(rows: Iterable[Example]) -> str:
     """Which rows a batch has, for a message."""
-    lines = sorted(line for pack in packs for line in pack.lines)
+    lines = sorted(row.line for row in rows)
     more = f" and {len(lines) - _SHOWN_LINES} more" if len(lines) > _SHOWN_LINES else ""
     return f"lines {', '.join(map(str, lines[:_SHOWN_LINES]))}{more}"

@@ -20,12 +20,14 @@ from glm5_runtime.config import ConfigError
 from glm5_runtime.train import faults
 from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.optimizer import adamw, named_trainable, rate_factor, set_rate, training_tensors
-from glm5_runtime.train.packing import cut, pack, trained_tokens
+from glm5_runtime.train.packing import pack, trained_tokens
 from glm5_runtime.train.progress import Progress
+from glm5_runtime.train.ranks import ALONE
+from glm5_runtime.train.sharding import Sharded, shares, whole
 from glm5_runtime.train.state import TrainState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from glm5_runtime.train.forward import TrainingModel
     from glm5_runtime.train.packing import Pack
     from glm5_runtime.train.progress import Reporter
+    from glm5_runtime.train.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +59,37 @@ class Batches(Protocol):
         """The batches of an epoch."""
 
 
+class Outcome(Protocol):
+    """What `Learn` has done."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed."""
+
+    @property
+    def facts(self) -> Mapping[str, float]:
+        """Measured on the way."""
+
+
+class Learn(Protocol):
+    """What a step does with its rows, where that isn't learning to say them."""
+
+    def __call__(self, rows: Sequence[Example], number: int, update: Callable[[list[Pack], Callable[[int], Tensor]], None]) -> Outcome:
+        """Step `number`, from 0; `update` makes one of the optimiser, from micro-batches and the loss of each one's place."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a step found: mean loss, the gradient's length before clipping, tokens of its rows, seconds."""
+    """What a step found, over all ranks: mean loss, the gradient's length before clipping, tokens of its rows, seconds."""
 
     loss: float
     norm: float
     tokens: int
     seconds: float
+    is_last: bool = False
+    """Some rank was asked to stop before it."""
+    facts: Mapping[str, float] | None = None
+    """What else there is to tell of it (see `Progress.rl`)."""
 
     @property
     def is_finite(self) -> bool:
@@ -71,7 +97,7 @@ class _Step:
 
 
 class Trainer:
-    """One run in one process."""
+    """One run, in one process or in each of several."""
 
     def __init__(
         self,
@@ -82,13 +108,19 @@ class Trainer:
         checkpoints: Checkpoints,
         *,
         report: Reporter,
+        ranks: Ranks = ALONE,
+        learn: Learn | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`held_back`: batches for evaluation; `report` is called after every step, `progress` may be read at any time."""
-        self._model, self._config, self._training = model, config, config.training
+        """`held_back`: batches for evaluation; `report` is called after every step, `progress` may be read at any time.
+
+        Every rank is given the same model and the same batches, and computes its share of each. `learn` is for one rank.
+        """
+        self._model, self._config, self._training, self._ranks = model, config, config.training, ranks
         self._batches, self._held_back, self._checkpoints = batches, held_back, checkpoints
-        self._report, self._clock = report, clock
+        self._report, self._clock, self._learn = report, clock, learn
         self._device = model.decoder.embed_tokens.weight.device
+        self._sharded = Sharded(model, ranks, config.training.sharding, self._device)
         self._optimizer = adamw(model, config.training)
         is_scaled = config.training.dtype == "fp16"
         self._scaler = GradScaler(self._device.type, init_scale=INITIAL_SCALE, enabled=is_scaled)
@@ -115,7 +147,8 @@ class Trainer:
                 self._save()
             if stopped:
                 break
-            self._end_if_asked()
+            if step.is_last:
+                self._interrupt()
         self._finish()
         return self.progress
 
@@ -123,11 +156,10 @@ class Trainer:
         """End after the step under way, with a checkpoint. May be called from a signal handler."""
         self._asked_to_stop.set()
 
-    def _end_if_asked(self) -> None:
-        if self._asked_to_stop.is_set():
-            self._save()
-            self._checkpoints.wait()
-            raise Interrupted(f"asked to stop after step {self._state.step} of {self._total}; the next run goes on from there")
+    def _interrupt(self) -> None:
+        self._save()
+        self._checkpoints.wait()
+        raise Interrupted(f"asked to stop after step {self._state.step} of {self._total}; the next run goes on from there")
 
     def _resume(self) -> None:
         """Tensors and state of the newest whole checkpoint, if there is one."""
@@ -161,42 +193,65 @@ class Trainer:
         started, training, state = self._clock(), self._training, self._state
         rate = training.learning_rate * rate_factor(state.step, self._total, training.schedule, training.warmup)
         set_rate(self._optimizer, rate)
+        found = self._learn_rows(rows) if self._learn is None else self._learn_otherwise(self._learn, rows)
+        state.step += 1
+        state.tokens += found.tokens
+        return replace(found, seconds=self._clock() - started)
+
+    def _learn_rows(self, rows: Sequence[Example]) -> _Step:
+        """The rows' cross entropy."""
         self._model.train()
-        self._optimizer.zero_grad(set_to_none=True)
-        packs = [pack(part, self._device) for part in cut(rows, training.gradient_accumulation)]
+        parts = [(pack(part, self._device), counts) for part, counts in shares(rows, self._ranks, self._training.gradient_accumulation)]
         learned = max(1, trained_tokens(rows))
+        found = self._update(rows, [each for each, _ in parts], lambda place: self._sharded(parts[place][0]) * (parts[place][1] / learned))
+        return replace(found, tokens=sum(len(example.tokens) for example in rows))
+
+    def _learn_otherwise(self, learn: Learn, rows: Sequence[Example]) -> _Step:
+        """Whatever `learn` makes of them, in as many updates as it likes."""
+        updates: list[_Step] = []
+        outcome = learn(rows, self._state.step, lambda packs, loss: updates.append(self._update(rows, packs, loss)))
+        loss = sum(each.loss for each in updates) / len(updates)
+        is_last = any(each.is_last for each in updates)
+        return replace(updates[-1], loss=loss, tokens=outcome.tokens, is_last=is_last, facts=outcome.facts)
+
+    def _update(self, rows: Sequence[Example], packs: list[Pack], loss_of: Callable[[int], Tensor]) -> _Step:
+        """One update of the optimiser, by the sum of what `loss_of` gives for each micro-batch's place; `rows` are what messages name."""
+        state = self._state
+        self._optimizer.zero_grad(set_to_none=True)
         losses = []
-        for place, each in enumerate(packs):
+        for place in range(len(packs)):
             self._seed(place)
-            loss = self._model(each) / learned
-            self._scaler.scale(loss).backward()
+            with self._sharded.gathering(is_last=place == len(packs) - 1):
+                loss = loss_of(place)
+                torch.autograd.backward(self._scaler.scale(loss * self._sharded.factor))
             losses.append(loss.detach())
         self._scaler.unscale_(self._optimizer)
         norm = self._clip()
-        loss, length = torch.stack([torch.stack(losses).sum(), norm]).tolist()  # the one wait for the device
-        found = _Step(loss, length, sum(len(example.tokens) for example in rows), 0.0)
+        asked = norm.new_tensor(self._asked_to_stop.is_set())
+        total, stops = self._ranks.sum(torch.stack([torch.stack(losses).sum(), asked]))
+        mean, length, stopping = torch.stack([total, norm, stops]).tolist()  # the one wait for the device
+        found = _Step(mean, length, 0, 0.0, is_last=stopping > 0)
         if found.is_finite:
             state.skipped_in_a_row = 0
             self._scaler.step(self._optimizer)
         else:
-            self._judge_skipped(found, packs)
+            self._judge_skipped(found, rows, packs)
         self._scaler.update()
-        state.step += 1
-        state.tokens += found.tokens
-        return _Step(found.loss, found.norm, found.tokens, self._clock() - started)
+        return found
 
     def _seed(self, place: int) -> None:
-        """Dropout of a micro-batch depends on nothing that went before."""
+        """Dropout of a micro-batch depends on nothing that went before; each rank draws its own."""
+        place = place * self._ranks.size + self._ranks.rank
         torch.manual_seed((self._training.seed * 1_000_003 + self._state.step) * 1009 + place)
 
     def _clip(self) -> Tensor:
         """Shorten the gradient; its length before that, fp32."""
         parameters = [parameter for _, parameter in named_trainable(self._model)]
-        norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+        norm = whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
         torch.nn.utils.clip_grads_with_norm_(parameters, self._training.clip, norm)
         return norm
 
-    def _judge_skipped(self, step: _Step, packs: list[Pack]) -> None:
+    def _judge_skipped(self, step: _Step, rows: Sequence[Example], packs: list[Pack]) -> None:
         """A step that isn't finite changes nothing. Overflows of scaled gradients are expected; others only now and then."""
         state, number = self._state, self._state.step + 1
         if math.isfinite(step.loss) and self._scaler.get_scale() > faults.LEAST_SCALE:
@@ -206,8 +261,8 @@ class Trainer:
         state.skipped += 1
         state.skipped_in_a_row += 1
         self._seed(0)
-        place = faults.first_place(self._model, packs)
-        what = f"step {number}: loss {step.loss:g}, gradient {step.norm:g}; first in {place}; batch of {faults.rows_of(packs)}"
+        place = faults.first_place(self._model, packs, self._ranks)
+        what = f"step {number}: loss {step.loss:g}, gradient {step.norm:g}; first in {place}; batch of {faults.rows_of(rows)}"
         if state.skipped_in_a_row < faults.MOST_IN_A_ROW:
             log.warning("%s; the step is left out", what)
             return
@@ -238,6 +293,7 @@ class Trainer:
             overflows=state.overflows,
             skipped=state.skipped,
             checkpoint_step=self._checkpoints.newest_step,
+            rl=step.facts,
         )
         self._report(self.progress)
 
@@ -264,8 +320,9 @@ class Trainer:
         total = torch.zeros((), device=self._device)
         with torch.no_grad():
             for rows in self._held_back:
-                total += self._model(pack(rows, self._device))
-        return float(total) / max(1, sum(map(trained_tokens, self._held_back)))
+                for part, counts in shares(rows, self._ranks, 1):
+                    total += self._model(pack(part, self._device)) * counts
+        return float(self._ranks.sum(total)) / max(1, sum(map(trained_tokens, self._held_back)))
 
     def _keep_best(self) -> None:
         """A checkpoint that stays, to end with if nothing better comes."""
@@ -293,5 +350,5 @@ class Trainer:
 def _identity(config: TrainConfig) -> dict[str, object]:
     """What makes a checkpoint one of this run."""
     lora = config.lora
-    adapters = {"rank": lora.rank, "targets": sorted(lora.targets)} if config.method == "lora" else {}
+    adapters = {"rank": lora.rank, "targets": sorted(lora.targets)} if config.has_adapters else {}
     return {"method": config.method, "model": config.model.resolve().name, "seed": config.training.seed, **adapters}

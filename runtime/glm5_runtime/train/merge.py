@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from glm5_runtime.model.decoder import Decoder
 from glm5_runtime.model.weights import checkpoint_targets
 from glm5_runtime.train.export import ExportError, publish
+from glm5_runtime.train.ranks import ALONE
+from glm5_runtime.train.sharding import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,14 +25,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glm5_runtime.train.build import Trainee
+    from glm5_runtime.train.fence import Fence
     from glm5_runtime.train.lora import LoraModule
+    from glm5_runtime.train.ranks import Ranks
 
     Change = Callable[[Tensor], Tensor]
 
 
-def export_checkpoint(folder: Path, base: Path, trainee: Trainee) -> None:
-    """Write the checkpoint; raises ExportError, and then `folder` is as it was."""
-    changes = _merged(trainee.places) if trainee.places else _trained(trainee.model.decoder)
+def export_checkpoint(folder: Path, base: Path, trainee: Trainee, *, ranks: Ranks = ALONE, fence: Fence | None = None) -> None:
+    """Write the checkpoint; raises ExportError, Superseded, and then `folder` is as it was.
+
+    Every rank asks: rank 0 is given all trained numbers, in main memory, and writes.
+    """
+    keep = ranks.is_first
+    changes = _merged(trainee.places, is_kept=keep) if trainee.places else _trained(trainee.model.decoder, is_kept=keep)
+    ranks.agree(lambda: _write(folder, base, changes, fence))
+
+
+def _write(folder: Path, base: Path, changes: dict[str, Change], fence: Fence | None) -> None:
 
     def write(temporary: Path) -> None:
         for path in sorted(each for each in base.iterdir() if each.is_file()):
@@ -41,7 +53,7 @@ def export_checkpoint(folder: Path, base: Path, trainee: Trainee) -> None:
         if changes:
             raise ExportError(f"output {folder}: {base} has no tensor {next(iter(changes))}")
 
-    publish(folder, write)
+    publish(folder, write, fence)
 
 
 def _rewrite(source: Path, target: Path, changes: dict[str, Change]) -> None:
@@ -60,20 +72,26 @@ def _rewrite(source: Path, target: Path, changes: dict[str, Change]) -> None:
     save_file(tensors, target, metadata=metadata)
 
 
-def _trained(decoder: Decoder) -> dict[str, Change]:
-    """The decoder's own numbers, by their names in the checkpoint."""
+def _trained(decoder: Decoder, *, is_kept: bool) -> dict[str, Change]:
+    """The decoder's own numbers, by their names in the checkpoint; none of them where nothing is written."""
     with torch.device("meta"):
         plain = Decoder(decoder.config, decoder.ops)
-    parameters = {name.replace("parametrizations.", "").removesuffix(".original"): each for name, each in decoder.named_parameters()}
+    parameters = {}
+    for name, parameter in decoder.named_parameters():
+        if parameter.requires_grad:
+            full = whole(parameter.detach())
+            parameters[name.replace("parametrizations.", "").removesuffix(".original")] = full.cpu() if is_kept else full.new_empty(0)
+    if not is_kept:
+        return {}
     changes: dict[str, Change] = {}
     for name, target in checkpoint_targets(decoder.config, plain):
-        if parameters[target.parameter].requires_grad:
-            own = target.view(parameters[target.parameter].detach())
-            changes[name] = lambda _base, own=own: own.float().cpu()  # type: ignore[misc] # a default keeps this one
+        if target.parameter in parameters:
+            own = target.view(parameters[target.parameter])
+            changes[name] = lambda _base, own=own: own.float()  # type: ignore[misc] # a default keeps this one
     return changes
 
 
-def _merged(places: Mapping[str, tuple[LoraModule, str]]) -> dict[str, Change]:
+def _merged(places: Mapping[str, tuple[LoraModule, str]], *, is_kept: bool) -> dict[str, Change]:
     """What adapters add to the base's numbers. Fused experts are one tensor an expert and matrix in the checkpoint."""
     changes: dict[str, Change] = {}
 
@@ -82,7 +100,9 @@ def _merged(places: Mapping[str, tuple[LoraModule, str]]) -> dict[str, Change]:
 
     for path, (module, name) in places.items():
         pair = module.adapters[name]
-        down, up = pair.down.detach(), pair.up.detach()
+        down, up = whole(pair.down.detach()), whole(pair.up.detach())
+        if not is_kept:
+            continue
         owner, _, leaf = path.rpartition(".")
         if down.dim() == 2:
             add(path, lambda down=down, up=up: up @ down, module.scale)  # type: ignore[misc] # as above

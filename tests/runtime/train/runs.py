@@ -12,6 +12,7 @@ from glm5_runtime.train.build import build
 from glm5_runtime.train.checkpoint import Checkpoints
 from glm5_runtime.train.config import TrainConfig
 from glm5_runtime.train.loop import Trainer
+from glm5_runtime.train.ranks import ALONE
 from tests.runtime.train.conftest import TINY
 from tests.runtime.train.rows import make_rows
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from glm5_runtime.train.build import Trainee
     from glm5_runtime.train.data.example import Example
     from glm5_runtime.train.progress import Progress
+    from glm5_runtime.train.ranks import Ranks
 
 LENGTHS = [17, 40, 33, 70, 25, 90, 64, 31, 48, 22]
 
@@ -97,14 +99,15 @@ def prepare(
     held_back: Sequence[Sequence[Example]] = (),
     then: Callable[[Progress], None] | None = None,
     change: Callable[[Trainee], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Run:
     trainee = build(config, torch.device("cpu"))
     if change is not None:
         change(trainee)
     told = Told(then)
-    checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep)
+    checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, ranks)
     batches = Rows(rows or make_rows(LENGTHS), config.training.batch_size)
-    return Run(trainee, Trainer(trainee.model, config, batches, held_back, checkpoints, report=told), told)
+    return Run(trainee, Trainer(trainee.model, config, batches, held_back, checkpoints, report=told, ranks=ranks), told)
 
 
 def train(config: TrainConfig, **given: Any) -> Run:  # noqa: ANN401 - those of `prepare`

@@ -1,0 +1,87 @@
+"""The model over several ranks, by torch's own means: DDP, where every rank holds all of it, or FSDP2, where each holds a part.
+
+Called by the loop and by export. Gradients are averaged over ranks, so a rank's loss is multiplied by their number (`Sharded.factor`).
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from glm5_runtime.train.packing import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+    from torch import Tensor
+
+    from glm5_runtime.train.data.example import Example
+    from glm5_runtime.train.forward import TrainingModel
+    from glm5_runtime.train.packing import Pack
+    from glm5_runtime.train.ranks import Ranks
+
+Part = tuple[list["Example"], float]
+"""Rows of a micro-batch and what their loss counts: 1, or 0 for a rank that has none and only takes part."""
+
+
+class Sharded:
+    """The model as the loop calls it."""
+
+    def __init__(self, model: TrainingModel, ranks: Ranks, way: str, device: torch.device) -> None:
+        """`way`: ddp or fsdp; with one rank the model stays as it is. Afterwards parameters of FSDP are DTensors on `device`."""
+        self.factor = ranks.size
+        self._ddp: DistributedDataParallel | None = None
+        self._forward: Callable[[Pack], Tensor] = model
+        if ranks.is_alone:
+            return
+        if way == "ddp":
+            self._ddp = DistributedDataParallel(model, find_unused_parameters=False, gradient_as_bucket_view=True, broadcast_buffers=False)
+            self._forward = self._ddp
+        else:
+            _shard(model, ranks.size, device)
+
+    def __call__(self, pack: Pack) -> Tensor:
+        """The micro-batch's loss, as `TrainingModel` gives it; all ranks call it together."""
+        return self._forward(pack)
+
+    def gathering(self, is_last: bool) -> AbstractContextManager[None]:
+        """Around a micro-batch: gradients of DDP are exchanged with the last one alone."""
+        return nullcontext() if self._ddp is None or is_last else self._ddp.no_sync()
+
+
+def _shard(model: TrainingModel, size: int, device: torch.device) -> None:
+    mesh = init_device_mesh(device.type, (size,))
+    for layer in model.decoder.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # an average is not known to every backend
+
+
+def shares(rows: Sequence[Example], ranks: Ranks, pieces: int) -> list[Part]:
+    """This rank's micro-batches of a batch, at most `pieces`, as many as every other rank has, with about as many tokens.
+
+    A rank with nothing left computes the shortest row for nothing: every rank must take part in every exchange.
+    """
+    piles = cut(rows, ranks.size * pieces)
+    idle: Part = ([min(rows, key=lambda row: len(row.tokens))], 0.0)
+    rounds = range(0, len(piles), ranks.size)
+    return [(piles[at + ranks.rank], 1.0) if at + ranks.rank < len(piles) else idle for at in rounds]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which this rank may hold a part; every rank asks together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own(tensor: Tensor) -> Tensor:
+    """This rank's part of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
