@@ -97,6 +97,7 @@ def prepare(
     config: TrainConfig,
     rows: Sequence[Example] | None = None,
     held_back: Sequence[Sequence[Example]] = (),
+    *,
     then: Callable[[Progress], None] | None = None,
     change: Callable[[Trainee], None] | None = None,
     ranks: Ranks = ALONE,

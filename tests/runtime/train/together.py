@@ -1,4 +1,4 @@
-"""Several ranks on this machine, as forks of a process that has torch already: each runs the same function, and what they return comes back.
+"""Several ranks on this machine, as forks of a process that has torch already: each runs the same function and sends back what it returns.
 
 They meet as in a cluster, through `rendezvous.Meeting`, and exchange by gloo. One that stands still fails the test with where it stands.
 """
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
     from pathlib import Path
-
-    from glm5_runtime.train.ranks import Ranks
 
 LIMIT = 60.0
 """Seconds until ranks that stand still are ended."""
