@@ -17,6 +17,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 log = logging.getLogger(__name__)
@@ -43,18 +44,28 @@ class Progress:
     """Steps that were left out because something wasn't finite; not expected."""
     checkpoint_step: int | None = None
     """Step of the newest complete checkpoint."""
+    rl: Mapping[str, float] | None = None
+    """With grpo and ppo, of the step's answers: `reward` (mean) and so on (`train.rl.step`)."""
 
     def to_json(self) -> dict[str, Any]:
         """For `json.dumps`, which has no NaN: numbers that aren't finite are null."""
-        return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in asdict(self).items()}
+        return _finite(asdict(self))
 
     def __str__(self) -> str:
         eta = "-" if self.eta_seconds is None else str(timedelta(seconds=round(self.eta_seconds)))
         loss = "-" if self.loss is None else f"{self.loss:.4f}"
+        reward = "" if self.rl is None else f" reward {self.rl['reward']:.3f}"
         return (
-            f"step {self.step}/{self.total} epoch {self.epoch:.2f} loss {loss} rate {self.learning_rate:.3g}"
+            f"step {self.step}/{self.total} epoch {self.epoch:.2f} loss {loss}{reward} rate {self.learning_rate:.3g}"
             f" {self.tokens_per_second:.0f} tokens/s ETA {eta}"
         )
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _finite(value) if isinstance(value, dict) else None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
 
 
 class Reporter(Protocol):
