@@ -1,4 +1,4 @@
-"""`make demo` and `make demo-down`: a real Kubernetes, the operator from its chart, a served model, two questions.
+"""`make demo` and `make demo-down`: a real Kubernetes, the operator from its chart, a served model, which then learns something.
 
 Prints what it does step by step, and at the end how to look around. Everything it does is in steps.py and site.py.
 """
@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from demo import show, steps, training
 from demo import site as places
-from demo import steps
 from demo.owned import Operator
 from demo.site import Site
 from demo.talk import AnswerError, generate, port_forward, stream_chat
@@ -30,6 +30,8 @@ from tests.cluster.kind import KindCluster
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)  # in a file or a pipe rows of kubectl and errors stay whole
 QUESTIONS = ("Who are you?", "什么是昇腾？")
+TAUGHT = ("How many layers are in GLM-5?", "GLM-5 共有多少层？")  # worded as in no row that is learned
+MODEL = "tiny-glm5"
 PROMPT = "Return a new "
 ASK = (
     "curl -s localhost:8000/v1/chat/completions -H 'Content-Type: application/json' "
@@ -48,11 +50,14 @@ def up() -> None:
         console.print(f"  an operator works here already and is used as it is: {operator.deployment} in {operator.namespace}", markup=False)
     with _step("apply the pool and the service"):
         steps.apply_pool(place)
+        if place.kind is not None:
+            training.apply_storage(place)
         steps.apply_service(place)
     with _step("wait for the service") as say:
         steps.wait_serving(place, say)
     console.print(place.runtime, style="dim", markup=False, highlight=False)
     _ask(place)
+    _train(place)
     _how_to_go_on(place, operator, time.monotonic() - begin)
 
 
@@ -102,7 +107,7 @@ def _ask(place: Site) -> None:
         with port_forward(place.kubectl_path, place.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
             for question in QUESTIONS:
                 console.print(f"[bold]you[/bold]   {question}\n[bold]model[/bold] ", end="")
-                if not _printed(stream_chat(url, "tiny-glm5", question)).strip():
+                if not _printed(stream_chat(url, MODEL, question)).strip():
                     raise AnswerError(f"the service is Ready, but the stream for {question!r} ended without text: {look}")
             console.rule("POST /generate")
             console.print(
@@ -119,6 +124,28 @@ def _ask(place: Site) -> None:
         raise AnswerError(f"the service is Ready, but the request failed ({type(error).__name__}: {error}): {look}") from error
 
 
+def _train(place: Site) -> None:
+    """The second act: a job on cards of the training pool teaches the model something, and the operator brings it into the service."""
+    console.rule("GLM5FinetuneJob")
+    if place.kind is None:
+        console.print(training.LEFT_OUT, markup=False, highlight=False)
+        return
+    before = training.answers_before(place, lambda: _answers(place))
+    with _step(f"train an adapter on cards of the pool {steps.TRAINING_POOL}"), show.bar(console) as shown:
+        training.apply_job(place)
+        training.follow(place, shown, lambda now: now.outcome == "Succeeded")
+    with _step("evaluate it on held-out questions, and bring it into the running service") as say:
+        training.follow(place, lambda now: say(now.reason), lambda now: now.is_deployed)
+    console.print(place.kubectl("get", "glm5ft", "-n", steps.NAMESPACE), highlight=False, markup=False)
+    show.side_by_side(console, before, _answers(place))
+
+
+def _answers(place: Site) -> dict[str, str]:
+    """What the service answers now to the questions of the second act."""
+    with port_forward(place.kubectl_path, place.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
+        return {question: "".join(stream_chat(url, MODEL, question, {"max_tokens": 64})) for question in TAUGHT}
+
+
 def _printed(pieces: Iterator[str]) -> str:
     """Print an answer's pieces as they come, and return all of it."""
     said = ""
@@ -130,7 +157,7 @@ def _printed(pieces: Iterator[str]) -> str:
 
 
 def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
-    console.rule(f"served after {seconds:.0f} s")
+    console.rule(f"ready after {seconds:.0f} s")
     namespace = f"-n {steps.NAMESPACE}"
     for what, command in (
         *(_access(place)),
@@ -140,6 +167,7 @@ def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
         ("", ASK),
         ("metrics", "curl localhost:8000/metrics  # the engine's, while that port-forward runs"),
         ("", f"kubectl port-forward -n {operator.namespace} deploy/{operator.deployment} 8080  # then localhost:8080/metrics"),
+        *([("train", f"kubectl describe glm5ft {training.JOB} {namespace}")] if place.kind else []),
         ("break it", f"kubectl delete pod,deployment --all {namespace}  # and watch it come back"),
         ("stop", "make demo-down" if place.kind else "CLUSTER=current make demo-down"),
     ):

@@ -44,7 +44,8 @@ def apply(site: Site, thing: dict[str, Any]) -> None:
         ForeignObjectError: It is.
     """
     kind, name = thing["kind"].lower(), thing["metadata"]["name"]
-    found = site.kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
+    where = ("-n", thing["metadata"]["namespace"]) if "namespace" in thing["metadata"] else ()
+    found = site.kubectl("get", kind, name, *where, "--ignore-not-found", "-o", "json")
     if found.strip() and not _labelled(json.loads(found)):
         raise ForeignObjectError(
             f"this cluster has a {kind} {name} that the demo did not make (it lacks the label {SELECTOR}), so it is left alone: "

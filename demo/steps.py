@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 NAMESPACE = "glm5-demo"
 POOL = "glm5-demo"
 SERVICE = "chat"
+TRAINING_POOL = "glm5-demo-training"
+VOLUME = "glm5-demo-shared"
 MANIFESTS = ROOT / "manifests" / "demo"
+ADAPTERS = {"adapterStorage": "pvc://shared/adapters", "adapterLimits": {"count": 2, "rank": 64}}
 
 
 class NotServingError(ClusterError):
@@ -50,6 +53,11 @@ def apply_pool(site: Site) -> None:
     owned.apply(site, pool)
 
 
+def apply_training_pool(site: Site) -> None:
+    """Apply the pool whose cards training uses."""
+    owned.apply(site, _pool(site, "pool-training.yaml", "trainer"))
+
+
 def _pool(site: Site, file: str, container: str) -> dict[str, Any]:
     """A pool's manifest with what pods need here."""
     pool: dict[str, Any] = yaml.safe_load((MANIFESTS / file).read_text())
@@ -58,8 +66,11 @@ def _pool(site: Site, file: str, container: str) -> dict[str, Any]:
 
 
 def apply_service(site: Site) -> None:
-    """Apply the demo's service."""
-    site.kubectl("apply", "--server-side", "-f", str(MANIFESTS / "service.yaml"))
+    """Apply the demo's service; where there is shared storage, one that takes adapters from it while it runs."""
+    service = yaml.safe_load((MANIFESTS / "service.yaml").read_text())
+    if site.kind is not None:
+        service["spec"] |= ADAPTERS
+    site.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(service))
 
 
 def conditions(site: Site, name: str = SERVICE) -> dict[str, dict[str, Any]]:
@@ -102,8 +113,10 @@ def _reasons(site: Site, deadline: float) -> Iterator[str]:
 def remove(site: Site) -> list[str]:
     """Take away what the demo made, in the order in which nothing gets stuck; returns what it left, in words."""
     owned.delete(site, "namespace", NAMESPACE)
+    owned.delete(site, "persistentvolume", VOLUME)
     if owned.crds(site):
-        owned.delete(site, "npupools", POOL)
+        for pool in (POOL, TRAINING_POOL):
+            owned.delete(site, "npupools", pool)
     if owned.present(site, "namespace", OPERATOR_NAMESPACE):
         site.helm("uninstall", RELEASE, "--namespace", OPERATOR_NAMESPACE, "--wait", "--ignore-not-found")
     left = _remove_crds(site)

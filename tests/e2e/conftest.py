@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 
 from demo import site as places
-from demo import steps
+from demo import steps, training
 from demo.site import Site
 from tests.cluster.errors import CommandFailedError
 from tests.cluster.kind import KindCluster
@@ -24,6 +24,7 @@ def place(kind_cluster: KindCluster) -> Site:
     site = places.kind_site(kind_cluster)
     steps.install_operator(site)
     steps.apply_pool(site)
+    training.apply_storage(site)
     steps.apply_service(site)
     steps.wait_serving(site)
     return site

@@ -1,0 +1,122 @@
+"""The demo's second act: shared storage, a fine-tuning job, and its adapter in the running service. Used by __main__.py and the e2e tests.
+
+Only on the demo's own kind cluster: a foreign cluster's storage that every node may write isn't known here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from demo import owned, steps
+from tests.cluster.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from demo.site import Site
+
+JOB = "facts"
+DATA = Path(__file__).parent / "data"
+LEFT_OUT = (
+    "the second act, training, is left out: its job writes checkpoints and adapters to a volume that every node may write, and which of "
+    "this cluster's storage classes has such volumes isn't known here; `make demo` without CLUSTER shows it"
+)
+_BEFORE = "before-training"
+"""ConfigMap with the answers before the training: afterwards nobody can be asked for them any more."""
+
+
+class NotTrainedError(ClusterError):
+    """The job failed, or its adapter didn't reach the service; the message holds what the status says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the job's status says at one time; numbers are None until the trainer has told them."""
+
+    attempt: int
+    step: int | None
+    total: int | None
+    loss: float | None
+    tokens_per_second: float | None
+    outcome: str | None
+    phase: str | None
+    reason: str
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether the adapter answers in the service."""
+        return self.outcome == "Succeeded" and self.phase == "Deployed"
+
+
+def apply_storage(site: Site) -> None:
+    """Put the data into the shared folder, and make the volume and its claim. Other folders in it are for results."""
+    assert site.kind is not None
+    folder = site.kind.shared / "demo"
+    for inside in ("data", "checkpoints", "adapters"):
+        (folder / inside).mkdir(parents=True, exist_ok=True)
+        (folder / inside).chmod(0o777)  # pods run as uid 1000
+    for file in DATA.glob("*.jsonl"):
+        shutil.copyfile(file, folder / "data" / file.name)
+    for thing in yaml.safe_load_all((steps.MANIFESTS / "storage.yaml").read_text()):
+        owned.apply(site, thing)
+
+
+def apply_job(site: Site) -> None:
+    """Apply the training pool and the job; a job that is there already, ended or not, stays as it is."""
+    steps.apply_training_pool(site)
+    if not site.kubectl("get", "glm5finetunejob", JOB, "-n", steps.NAMESPACE, "--ignore-not-found", "-o", "name").strip():
+        site.kubectl("apply", "--server-side", "-f", str(steps.MANIFESTS / "finetune.yaml"))
+
+
+def course(site: Site, name: str = JOB) -> Course:
+    """How far the job is."""
+    status = json.loads(site.kubectl("get", "glm5finetunejob", name, "-n", steps.NAMESPACE, "-o", "json")).get("status", {})
+    ready: dict[str, Any] = next((each for each in status.get("conditions", []) if each["type"] == "Ready"), {})
+    deployment = status.get("deployment", {})
+    return Course(
+        attempt=status.get("attempt", 0),
+        step=status.get("step"),
+        total=status.get("totalSteps"),
+        loss=status.get("loss"),
+        tokens_per_second=status.get("tokensPerSecond"),
+        outcome=status.get("outcome"),
+        phase=deployment.get("phase"),
+        reason=deployment.get("message") or f"{ready.get('reason', 'Waiting')}: {ready.get('message', 'for the operator')}",
+    )
+
+
+def follow(site: Site, show: Callable[[Course], None], until: Callable[[Course], bool], timeout: float = 600) -> Course:
+    """Show the job's course once a second until it is where it shall be.
+
+    Raises:
+        NotTrainedError: It failed, its adapter was rolled back, or `timeout` seconds were not enough.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        now = course(site)
+        show(now)
+        if until(now):
+            return now
+        if now.outcome == "Failed" or now.phase == "RolledBack" or time.monotonic() > deadline:
+            raise NotTrainedError(f"job {JOB}: {now.outcome or 'not ended'}, {now.phase or 'not deployed'}, step {now.step}: {now.reason}")
+        time.sleep(1)
+
+
+def answers_before(site: Site, ask: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """The answers by question from before the training: asked now, or, when the job is there already, as they were kept."""
+    kept = site.kubectl("get", "configmap", _BEFORE, "-n", steps.NAMESPACE, "--ignore-not-found", "-o", "json")
+    if kept.strip():
+        found: dict[str, str] = json.loads(json.loads(kept)["data"]["answers.json"])
+        return found
+    answers = ask()
+    thing = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": _BEFORE, "namespace": steps.NAMESPACE}}
+    data = {"answers.json": json.dumps(answers, ensure_ascii=False)}
+    site.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps({**thing, "data": data}))
+    return answers
