@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from glm5_operator.api.deploy import DeploySpec
 from glm5_operator.controllers.adapters import PATH
 from glm5_operator.plan.adapters import plan_adapters
+from glm5_operator.plan.evaluation import HOPELESS
 from glm5_operator.plan.facts import AdapterFacts
 from glm5_operator.status.adapters import LOADED, has, read_answer
-from glm5_runtime.cli import parse_serve
+from glm5_operator.status.deployment import Evaluated, Seen, advance
+from glm5_runtime.cli import app, parse_serve
 from glm5_runtime.server.adapter_entries import Contents, read_contents
 from glm5_runtime.server.adapters import NAME, State
 from glm5_runtime.server.app import OPEN_PATHS
+from glm5_runtime.tools.evaluate import EXIT_CODES, Score
+from tests.support.clock import at
 from tests.unit.plan.builders import engine_of, pod_of
 from tests.unit.plan.test_adapters import DEPLOYING, SHA, TUNE, taking, whole
+from tests.unit.plan.test_deployment import container_of, evaluated
 
 
 @pytest.mark.parametrize(("limits", "count", "rank"), [({}, 4, 16), ({"count": 64, "rank": 1024}, 64, 1024)])
@@ -84,3 +92,33 @@ def test_an_answer_of_the_runtime_says_the_same_to_the_operator() -> None:
 
 def test_the_path_is_answered_without_a_key() -> None:
     assert PATH in OPEN_PATHS
+
+
+def test_an_evaluation_is_a_command_of_the_runtime_and_its_exit_codes_mean_the_same_to_both() -> None:
+    container = container_of(evaluated())
+    command: Any = get_command(app)
+
+    name, arguments = container["command"][1], container["args"]
+    found = command.commands[name].make_context(name, list(arguments), resilient_parsing=False)
+
+    assert found.params["url"] == "http://chat-api.prod.svc.cluster.local:8000"
+    assert (found.params["model"], found.params["base"], found.params["most_rows"]) == ("support", "tiny-glm5", 200)
+    assert {str(found.params[one]) for one in ("checkpoint", "data", "result")} == {
+        "/models/tiny",
+        "/data/held.jsonl",
+        "/dev/termination-log",
+    }
+    assert set(HOPELESS) == set(EXIT_CODES.values())
+
+
+def test_what_the_evaluator_found_is_what_the_status_tells() -> None:
+    score = Score(loss_sum=6.0, tokens=4, matches=1, questions=2)
+    ending = {"outcome": "Succeeded", "rows": 2, "base": Score(8.0, 4).as_json(), "adapter": score.as_json()}
+
+    seen = Seen(ready=True, evaluated=Evaluated("Succeeded", ending))
+    wanted = DeploySpec.model_validate({"service": "chat", "adapter": "support", "evaluate": {"source": "pvc://data/held.jsonl"}})
+    before = {"phase": "Evaluating", "since": "2026-01-01T00:00:00Z", "service": "chat", "adapter": "support", "share": 0.0}
+    found = advance(wanted, SHA, before, seen, at())
+
+    assert found.report["phase"] == "Deployed"
+    assert found.report["evaluation"] == {"rows": 2, "loss": 1.5, "exactMatch": 0.5, "baseLoss": 2.0}

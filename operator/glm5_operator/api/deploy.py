@@ -53,7 +53,7 @@ class EvaluateSpec(Model):
     source: Annotated[str, Field(min_length=1, max_length=1024, json_schema_extra=validations("data-scheme", "data-file", "data-path"))]
     """A JSON-lines file in a format that training takes: pvc://CLAIM/FILE or hostpath:///ABSOLUTE/FILE. At most 200 rows count."""
     tolerance: Annotated[float, Field(ge=0, le=100)] | None = None
-    """What the adapter's mean loss may be above that of the model as it is served now. Default: 0."""
+    """What the adapter's mean loss may be above that of the model without it. Default: 0."""
     least_exact_match: Annotated[float, Field(ge=0, le=1)] | None = None
     """Least share of the rows whose greedy answer must be exactly the expected one. Default: none; never less than without the adapter."""
 
@@ -115,11 +115,11 @@ class EvaluationReport(StatusModel):
     loss: float | None = None
     """Mean loss over the answers' tokens with the adapter."""
     base_loss: float | None = None
-    """The same under the model's own name."""
+    """The same of the model without it."""
     exact_match: float | None = None
     """Share of greedy answers that are exactly the expected one, with the adapter."""
     base_exact_match: float | None = None
-    """The same under the model's own name."""
+    """The same of the model without it."""
 
 
 class PodCounts(StatusModel):
@@ -161,12 +161,14 @@ class DeploymentReport(StatusModel):
     """Waiting, Loading, Evaluating, Canary, Deployed or RolledBack."""
     since: str
     """When this phase began."""
+    began: str | None = None
+    """When it was begun to be loaded: of all traffic the newest deployment gets its share first."""
     service: str
     """The service."""
     adapter: str
     """The adapter's name there."""
     share: float
-    """Part of the requests for the model's own name that it is to answer."""
+    """Part of the requests for the model's own name that it is to answer, where no newer deployment takes it."""
     reason: str | None = None
     """Why it waits or was rolled back, in one CamelCase word."""
     message: str | None = None

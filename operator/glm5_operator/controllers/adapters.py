@@ -72,7 +72,7 @@ def job_facts(job: Resource) -> JobFacts:
     same = (deployment.get("service"), deployment.get("adapter")) == (deploy.get("service"), deploy.get("adapter"))
     return JobFacts(
         name=job["metadata"]["name"],
-        created=str(job["metadata"].get("creationTimestamp") or ""),
+        began=str(deployment.get("began") or "") if same else "",
         ended=bool(status.get("outcome")),
         path=str(adapter.get("path") or "") if published else "",
         sha256=str(adapter.get("sha256") or "") if published else "",

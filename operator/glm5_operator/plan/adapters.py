@@ -85,8 +85,8 @@ def plan_adapters(service: GLM5Service, facts: AdapterFacts) -> AdaptersPlan | N
 
 
 def deploying(service: str, jobs: Sequence[JobFacts]) -> list[JobFacts]:
-    """The jobs that deploy to a service, oldest first."""
-    return sorted((job for job in jobs if job.service == service and job.adapter), key=lambda job: (job.created, job.name))
+    """The jobs that deploy to a service, in the order in which they began to."""
+    return sorted((job for job in jobs if job.service == service and job.adapter), key=lambda job: (job.began, job.name))
 
 
 def within(path: str, storage: str) -> bool:

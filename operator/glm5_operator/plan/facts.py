@@ -128,7 +128,7 @@ class JobFacts:
     """What a service's plan may know of a fine-tuning job of its namespace.
 
     Attributes:
-        created: its creation time, as Kubernetes writes it.
+        began: when its adapter was begun to be loaded, as Kubernetes writes times; empty before.
         ended: it has an outcome.
         path: pvc://CLAIM/FOLDER of its published adapter; empty before.
         sha256: of that adapter's weights.
@@ -139,7 +139,7 @@ class JobFacts:
     """
 
     name: str
-    created: str = ""
+    began: str = ""
     ended: bool = False
     path: str = ""
     sha256: str = ""

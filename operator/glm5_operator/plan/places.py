@@ -65,14 +65,9 @@ class _Volumes:
 def places_of(job: GLM5FinetuneJob) -> Places | Finding:
     """The places of a run. Checkpoints lie in a folder of this very job: one of the same name that comes later mustn't go on from them."""
     spec, volumes = job.spec, _Volumes()
-    model = model_files(spec.model.source, spec.model.name)
+    model = _model(job, volumes)
     if isinstance(model, Finding):
         return model
-    if spec.model.source.startswith(_PVC):
-        volumes.mount(*_split(spec.model.source, model.path), read_only=True)
-    elif model.volume and model.mount:
-        volumes.others.append(model.volume)
-        volumes.mounts.append(model.mount)
     data = _data(spec.data.source, volumes)
     claim, path, inside = _split(spec.checkpoint.storage, names.CHECKPOINT_DIR)
     volumes.mount(claim, path, inside, read_only=False)
@@ -81,13 +76,37 @@ def places_of(job: GLM5FinetuneJob) -> Places | Finding:
     volumes.mount(claim, names.OUTPUT_DIR, folder, read_only=False)  # the folder above it: a result appears by a rename
     run = f"{names.fit(job.metadata.name, 50)}-{job.metadata.uid[:8]}"
     return Places(
-        model=model.path,
+        model=model,
         data=data,
         checkpoints=f"{names.CHECKPOINT_DIR}/{run}",
         output=f"{names.OUTPUT_DIR}/{last}",
         volumes=volumes.listed(),
         mounts=volumes.mounts,
     )
+
+
+def places_of_evaluation(job: GLM5FinetuneJob, rows: str) -> Places | Finding:
+    """The places of an evaluation of its result: model and held-out rows, both only read."""
+    volumes = _Volumes()
+    model = _model(job, volumes)
+    if isinstance(model, Finding):
+        return model
+    data = _data(rows, volumes)
+    return Places(model=model, data=data, checkpoints="", output="", volumes=volumes.listed(), mounts=volumes.mounts)
+
+
+def _model(job: GLM5FinetuneJob, volumes: _Volumes) -> str | Finding:
+    """Path of the model's folder, which is mounted."""
+    source = job.spec.model.source
+    model = model_files(source, job.spec.model.name)
+    if isinstance(model, Finding):
+        return model
+    if source.startswith(_PVC):
+        volumes.mount(*_split(source, model.path), read_only=True)
+    elif model.volume and model.mount:
+        volumes.others.append(model.volume)
+        volumes.mounts.append(model.mount)
+    return model.path
 
 
 def _data(source: str, volumes: _Volumes) -> str:

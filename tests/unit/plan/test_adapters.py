@@ -17,8 +17,8 @@ from tests.unit.plan.builders import child, engine_of, node, plan, pod_of, pool,
 
 Json = dict[str, Any]
 SHA = "a" * 64
-TUNE = JobFacts("tune", "2026-01-01T00:00:00Z", ended=True, path="pvc://adapters/support", sha256=SHA)
-DEPLOYING = replace(TUNE, service="chat", adapter="support", phase="Loading")
+TUNE = JobFacts("tune", ended=True, path="pvc://adapters/support", sha256=SHA)
+DEPLOYING = replace(TUNE, service="chat", adapter="support", phase="Loading", began="2026-01-01T00:00:00Z")
 
 
 def taking(*adapters: tuple[str, str], storage: str = "pvc://adapters", **spec: object) -> GLM5Service:
@@ -165,14 +165,14 @@ def test_a_listed_folder_that_a_job_deploys_is_one_adapter_with_its_checksum_and
 
 
 def test_of_two_jobs_with_one_name_the_older_one_is_loaded() -> None:
-    newer = replace(DEPLOYING, name="again", created="2026-02-01T00:00:00Z", path="pvc://adapters/new")
+    newer = replace(DEPLOYING, name="again", began="2026-02-01T00:00:00Z", path="pvc://adapters/new")
 
     assert [entry["path"] for entry in file_of(planned(taking(), newer, DEPLOYING))] == ["/adapters/support"]
 
 
 def test_the_newest_deployment_gets_its_share_first_and_those_before_it_what_is_left() -> None:
     first = replace(DEPLOYING, phase="Deployed", share=1.0)
-    second = replace(DEPLOYING, name="b", created="2026-02-01T00:00:00Z", path="pvc://adapters/b", adapter="b", phase="Canary", share=0.1)
+    second = replace(DEPLOYING, name="b", began="2026-02-01T00:00:00Z", path="pvc://adapters/b", adapter="b", phase="Canary", share=0.1)
 
     during = {entry["name"]: entry["share"] for entry in file_of(planned(taking(), first, second))}
     after = {entry["name"]: entry["share"] for entry in file_of(planned(taking(), first, replace(second, phase="Deployed", share=1.0)))}

@@ -1,0 +1,264 @@
+"""A published adapter on its way into a running service: Waiting → Loading → Evaluating → Canary → Deployed, or RolledBack.
+
+Called by the deployments' controller. Pure: each step is decided from what the job's status says and what is seen now, so an operator that
+starts anew goes on where the last one was. Nothing here can start a training run: it is looked at only once that has ended well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from glm5_operator.api.deploy import (
+    DEFAULT_CANARY_SHARE,
+    DEFAULT_CANARY_TIME,
+    DEFAULT_LEAST_REQUESTS,
+    DEFAULT_MOST_FAILURES,
+)
+from glm5_operator.status.adapters import first_refusal, has
+from glm5_operator.status.canary import Tally, tally
+from glm5_operator.status.conditions import Condition, Truth, clipped, moment, stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from glm5_operator.api.deploy import DeploySpec, EvaluateSpec
+    from glm5_operator.plan.facts import Finding
+    from glm5_operator.status.adapters import PodAnswer
+
+DEPLOYED: Final = "Deployed"
+"""The condition, and the phase at the end of the way."""
+
+REFUSED_AFTER: Final = timedelta(seconds=60)
+"""A pod that can't load an adapter tries again; a volume may show a new folder late."""
+SOON: Final = timedelta(seconds=2)
+COUNTING: Final = timedelta(seconds=5)
+LOOKING: Final = timedelta(seconds=30)
+"""Of what only events tell, which this outlasts."""
+EARLY_FAILURES: Final = 3
+"""Failed requests from which on a canary ends before its time: one alone may be chance."""
+MOST_MESSAGE: Final = 500
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The evaluation's Job.
+
+    Attributes:
+        state: Absent, Running, Succeeded, Failed, or Lost when it has ended and nothing says how.
+        word: what it found, as its pod said.
+        message: why it failed.
+    """
+
+    state: str = "Absent"
+    word: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is seen of the service that a job deploys to.
+
+    Attributes:
+        hindrance: why the adapter can't go there.
+        ready: the service serves.
+        pods: its ready pods.
+        live: uids of all its pods.
+        evaluated: the evaluation.
+    """
+
+    hindrance: Finding | None = None
+    ready: bool = False
+    pods: Sequence[PodAnswer] = ()
+    live: frozenset[str] = frozenset()
+    evaluated: Evaluated = field(default_factory=Evaluated)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What follows.
+
+    Attributes:
+        report: `status.deployment`.
+        evaluates: the evaluation's Job is to be there.
+        again: when time alone may change something.
+    """
+
+    report: Json
+    evaluates: bool = False
+    again: timedelta | None = None
+
+
+def advance(deploy: DeploySpec, sha256: str, previous: Mapping[str, Any], seen: Seen, now: datetime) -> Step:
+    """One step. `previous` is `status.deployment`, of this deployment or of one that the spec doesn't mean any more; or empty."""
+    same = (previous.get("service"), previous.get("adapter")) == (deploy.service, deploy.adapter)
+    report = dict(previous) if same and moment(previous.get("since")) else _phase({}, deploy, "Waiting", now)
+    phase = report.get("phase")
+    if phase == "RolledBack":
+        return Step(report)
+    if seen.hindrance is not None:
+        return _waits(report, deploy, seen.hindrance.reason, seen.hindrance.message, now)
+    if phase == "Waiting":
+        if not seen.ready:
+            return _waits(report, deploy, "ServiceNotReady", f"GLM5Service {deploy.service} doesn't serve yet", now)
+        return Step(_phase(report, deploy, "Loading", now) | {"began": stamp(now)}, again=SOON)
+    if phase == "Loading":
+        return _loading(report, deploy, sha256, seen, now)
+    if phase == "Evaluating":
+        return _evaluating(report, deploy, seen, now)
+    if phase == "Canary":
+        return _canary(report, deploy, seen, now)
+    return Step(report)
+
+
+def deployed_condition(deploy: DeploySpec, outcome: str, report: Mapping[str, Any]) -> Condition:
+    """True once the adapter answers all that it is to answer."""
+    phase, message = str(report.get("phase") or ""), str(report.get("message") or "")
+    if not phase:
+        return Condition(DEPLOYED, Truth.FALSE, "NotPublished" if outcome else "NotYet", "")
+    if phase == DEPLOYED:
+        return Condition(DEPLOYED, Truth.TRUE, DEPLOYED, message or f"{deploy.adapter} is in GLM5Service {deploy.service}")
+    reason = str(report.get("reason") or phase)
+    said = f"{phase}: {message}" if message else phase
+    return Condition(DEPLOYED, Truth.FALSE, reason, said)
+
+
+def _loading(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: datetime) -> Step:
+    """Every ready pod must have these very weights."""
+    having = sum(has(pod, deploy.adapter, sha256) for pod in seen.pods)
+    if seen.pods and having == len(seen.pods):
+        if deploy.evaluate is not None:
+            return Step(_phase(report, deploy, "Evaluating", now), evaluates=True, again=LOOKING)
+        return _exposed(report, deploy, seen, now)
+    refusal = first_refusal(seen.pods, deploy.adapter)
+    if refusal and now >= _since(report) + REFUSED_AFTER:
+        return _back(report, deploy, "LoadFailed", refusal, now)
+    message = refusal or f"{having} of {len(seen.pods)} ready pods have it"
+    return Step(report | {"message": message}, again=SOON)
+
+
+def _evaluating(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
+    """On rows that it has not learned from, beside the model without it."""
+    if deploy.evaluate is None:
+        return _exposed(report, deploy, seen, now)
+    found = seen.evaluated
+    if found.state == "Failed":
+        return _back(report, deploy, "EvaluationFailed", found.message or "the evaluation failed", now)
+    if found.state == "Lost":
+        return Step(report | {"message": "what the evaluation found is lost; it is begun anew"}, evaluates=False, again=SOON)
+    if found.state != "Succeeded":
+        return Step(report | {"message": "the evaluation runs"}, evaluates=True, again=LOOKING)
+    told = _found(found.word)
+    why = _worse(deploy.evaluate, told)
+    if why is not None:
+        return _back(report | {"evaluation": told}, deploy, *why, now)
+    return _exposed(report | {"evaluation": told}, deploy, seen, now)
+
+
+def _exposed(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
+    """To a part of the traffic first, if that is asked for, else to all."""
+    canary = deploy.canary
+    if canary is None:
+        return _finished(report, deploy, now)
+    share = canary.share or DEFAULT_CANARY_SHARE
+    begun = tally(Tally(), seen.pods, seen.live, deploy.adapter, counts_before=True)
+    return Step(_phase(report, deploy, "Canary", now) | {"share": share, "canary": begun.as_json()}, again=COUNTING)
+
+
+def _canary(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
+    """Its share of requests is watched for longer than the time if too few came in it."""
+    canary = deploy.canary
+    if canary is None:
+        return _finished(report, deploy, now)
+    counted = tally(Tally.of(report.get("canary") or {}), seen.pods, seen.live, deploy.adapter)
+    report = report | {"canary": counted.as_json()}
+    allowed = DEFAULT_MOST_FAILURES if canary.most_failures is None else canary.most_failures
+    over = _since(report) + (DEFAULT_CANARY_TIME if canary.time is None else canary.time)
+    least = DEFAULT_LEAST_REQUESTS if canary.least_requests is None else canary.least_requests
+    asked = bool(seen.pods) and all(pod.held is not None for pod in seen.pods)
+    ending = now >= over and counted.requests >= least and asked
+    if counted.excess > allowed and (ending or counted.failures >= EARLY_FAILURES):
+        return _back(report, deploy, "TooManyFailures", f"{counted.told}; {allowed:.1%} more than the others may fail", now)
+    if ending:
+        return _finished(report, deploy, now)
+    wait = max(SOON, min(COUNTING, over - now))
+    waits = "" if now < over else f"; waits for {least} requests" if counted.requests < least else "; waits for every pod to answer"
+    return Step(report | {"message": f"{counted.told}{waits}"}, again=wait)
+
+
+def _finished(report: Json, deploy: DeploySpec, now: datetime) -> Step:
+    message = f"{deploy.adapter} answers by its own name and for the model of GLM5Service {deploy.service}"
+    told = _told(report.get("evaluation") or {})
+    return Step(_phase(report, deploy, DEPLOYED, now) | {"share": 1.0, "message": f"{message}{f' ({told})' if told else ''}"})
+
+
+def _waits(report: Json, deploy: DeploySpec, reason: str, message: str, now: datetime) -> Step:
+    """Back at the beginning, from wherever it was: the service that it was tried in is another one now, or takes no adapters."""
+    waiting = report if report.get("phase") == "Waiting" else _phase({}, deploy, "Waiting", now)
+    return Step(waiting | {"reason": reason, "message": clipped(message, MOST_MESSAGE)}, again=LOOKING)
+
+
+def _back(report: Json, deploy: DeploySpec, reason: str, message: str, now: datetime) -> Step:
+    return Step(_phase(report, deploy, "RolledBack", now) | {"reason": reason, "message": clipped(message, MOST_MESSAGE)})
+
+
+def _phase(report: Json, deploy: DeploySpec, phase: str, now: datetime) -> Json:
+    """A new phase begins: with no share and no words, and with what earlier ones found."""
+    kept: Json = {name: report[name] for name in ("began", "evaluation", "canary") if name in report}
+    return {"phase": phase, "since": stamp(now), "service": deploy.service, "adapter": deploy.adapter, "share": 0.0, **kept}
+
+
+def _since(report: Mapping[str, Any]) -> datetime:
+    since = moment(report.get("since"))
+    assert since is not None, "a report without a time is begun anew"
+    return since
+
+
+def _found(word: Mapping[str, Any]) -> Json:
+    """`evaluation` of the status; what the evaluator said in another type isn't there."""
+    found: Json = {}
+    rows = word.get("rows")
+    if isinstance(rows, int) and not isinstance(rows, bool):
+        found["rows"] = rows
+    for part, prefix in (("adapter", ""), ("base", "base ")):
+        values = word.get(part)
+        for key in ("loss", "exact_match"):
+            value = values.get(key) if isinstance(values, dict) else None
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                found[_CAMEL[prefix + key]] = float(f"{value:.6g}")
+    return found
+
+
+_CAMEL: Final = {"loss": "loss", "exact_match": "exactMatch", "base loss": "baseLoss", "base exact_match": "baseExactMatch"}
+
+
+def _worse(evaluate: EvaluateSpec, found: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Reason and words when clients would be worse off with it."""
+    loss, base = found.get("loss"), found.get("baseLoss")
+    if loss is None or base is None:
+        return "EvaluationFailed", "the evaluation told no finite loss"
+    tolerance = evaluate.tolerance or 0.0
+    if loss > base + tolerance:
+        return "WorseLoss", f"its loss is {loss:.4g}, without it {base:.4g}" + (f", and {tolerance:g} more is allowed" if tolerance else "")
+    exact, before = found.get("exactMatch"), found.get("baseExactMatch")
+    least = evaluate.least_exact_match
+    if least is not None and (exact is None or exact < least):
+        return (
+            "ExactMatchTooLow",
+            f"{'no answer' if exact is None else f'{exact:.1%} of its answers'} are exactly right, and {least:.1%} must be",
+        )
+    if exact is not None and before is not None and exact < before:
+        return "WorseExactMatch", f"{exact:.1%} of its answers are exactly right, without it {before:.1%}"
+    return None
+
+
+def _told(found: Mapping[str, Any]) -> str:
+    if "loss" not in found:
+        return ""
+    exact = f", {found['exactMatch']:.1%} exactly right" if "exactMatch" in found else ""
+    return f"loss {found['loss']:.4g}, without it {found['baseLoss']:.4g}{exact}"
