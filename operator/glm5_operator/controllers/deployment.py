@@ -78,9 +78,10 @@ class Deployments:
             return Deployed(_told(rest, resource, deploy, {}, now), news=news)
         step, wanted = await self._step(resource, job, deploy, sha256=sha256, previous=previous, now=now)
         failures = await self._evaluate(resource, wanted) if wanted or not step.evaluates else []
-        self._announce(resource, previous, step.report)
-        told = _told(rest, resource, deploy, step.report, now)
-        return Deployed(told, step.again, failures, news or _asks_for(previous) != _asks_for(step.report))
+        report = step.report | ({"reason": failures[0].reason, "message": failures[0].message} if failures else {})
+        self._announce(resource, previous, report)
+        told = _told(rest, resource, deploy, report, now)
+        return Deployed(told, step.again, failures, news or _asks_for(previous) != _asks_for(report))
 
     async def _step(
         self, resource: Resource, job: GLM5FinetuneJob, deploy: DeploySpec, *, sha256: str, previous: Mapping[str, Any], now: datetime
