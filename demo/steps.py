@@ -61,7 +61,7 @@ def apply_training_pool(site: Site) -> None:
 def _pool(site: Site, file: str, container: str) -> dict[str, Any]:
     """A pool's manifest with what pods need here."""
     pool: dict[str, Any] = yaml.safe_load((MANIFESTS / file).read_text())
-    pool["spec"]["podTemplate"] = merge(pool["spec"].get("podTemplate", {}), site.pod_template(container))
+    pool["spec"]["podTemplate"] = merge(pool["spec"]["podTemplate"], site.pod_template(container))
     return pool
 
 
