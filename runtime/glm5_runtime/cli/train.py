@@ -24,13 +24,13 @@ def train(
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log.")] = "info",
 ) -> None:
-    """Fine-tune a model: LoRA or all parameters. Goes on from the newest checkpoint of the run, where there is one.
+    """Fine-tune a model: LoRA or all parameters from rows, LoRA by rewards. Goes on from the run's newest checkpoint, where there is one.
 
     With NPROC_PER_NODE above 1 it starts that many ranks and waits for them; NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT are torchrun's.
 
     Exit code: 0 done, 2 the settings or the model can't be used, 3 the data can't, 4 numbers that aren't finite, 5 the disk,
-    6 a rank elsewhere is gone or never came, 7 a later attempt has the folders, 143 asked to stop; a run that ended with 5, 6 or 143
-    goes on when it is started again.
+    6 a rank elsewhere is gone or never came, 7 a later attempt has the folders, 8 nobody gave rewards, 143 asked to stop; a run that
+    ended with 5, 6, 8 or 143 goes on when it is started again.
     """
     from glm5_runtime.config import ConfigError  # keeps `--help` instant
     from glm5_runtime.train import rank_process
@@ -41,7 +41,12 @@ def train(
         placement = placement_of(os.environ)
         if placement.rank is not None:
             rank_process.begin(os.environ)
-        settings = read_config(config).training
+        content = read_config(config)
+        settings = content.training
+        if content.is_rl and placement.size > 1:
+            raise ConfigError(
+                f"method: {content.method} runs in one process, and this would be {placement.size} ranks; take one node, one card"
+            )
         facts = devices.read_host(os.environ)
         choice = devices.choose(settings.device, facts)
         if log_level not in {"debug", "info", "warning", "error"}:

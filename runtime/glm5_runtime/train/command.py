@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +35,14 @@ from glm5_runtime.train.progress import reporter
 from glm5_runtime.train.progress_server import serving
 from glm5_runtime.train.ranks import ALONE
 from glm5_runtime.train.rendezvous import Meeting
+from glm5_runtime.train.rl.policy import build_policy
+from glm5_runtime.train.rl.rewards import RewardError
+from glm5_runtime.train.rl.run import learning
 from glm5_runtime.train.source import Selected, Source, by_length, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from glm5_runtime.train.build import Trainee
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from glm5_runtime.train.data.dataset import Dataset
     from glm5_runtime.train.placement import Placement
     from glm5_runtime.train.ranks import Ranks
+    from glm5_runtime.train.rl.step import RlStep
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +67,12 @@ EXIT_CODES: dict[type[Exception], int] = {
     ExportError: 5,
     RankLost: 6,
     Superseded: 7,
+    RewardError: 8,
     Interrupted: 143,
 }
 """2: the settings or the model can't be used. 3: the data can't. 4: NaN or infinity. 5: the disk. 6: another rank is gone or never came.
-7: a later attempt has the folders. 143: asked to stop, to be gone on with. 1 is a fault of this program."""
+7: a later attempt has the folders. 8: nobody said what answers are worth. 143: asked to stop, to be gone on with. 1 is a fault of this
+program."""
 _TOGETHER = (NotFinite, Interrupted)
 """What all ranks find at the same time."""
 
@@ -141,14 +148,15 @@ def _run(config: TrainConfig, reached: _Reached, progress_port: int | None, plac
     data = _read(config)
     fence = Fence(config.checkpoint.directory, attempt_of(os.environ))
     checkpoints = reached.checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, ranks, fence)
-    trainee = build(config, device)
+    trainee = build_policy(config, device) if config.is_rl else build(config, device)
     rows, held = split(data.rows, config.evaluation.share, config.training.seed)
     lengths = data.lengths
     held_back = Selected(
         data, [[held[at] for at in batch] for batch in by_length([lengths[row] for row in held], config.training.batch_size)]
     )
-    with reporter() as report:
-        trainer = Trainer(trainee.model, config, Source(data, rows, config), held_back, checkpoints, report=report, ranks=ranks)
+    source = Source(data, rows, config)
+    with _learning(config, trainee, data) as learn, reporter() as report:
+        trainer = Trainer(trainee.model, config, source, held_back, checkpoints, report=report, ranks=ranks, learn=learn)
         reached.trainer = trainer
         with _stopping(trainer), serving(progress_port, reached.to_json):
             progress = trainer.run()
@@ -178,6 +186,11 @@ def _read(config: TrainConfig) -> Dataset:
     data, report = reading.load(settings.files, renderer, how)
     log.info("data: %d rows of %d, %d tokens", len(data), report.read, sum(data.lengths))
     return data
+
+
+def _learning(config: TrainConfig, trainee: Trainee, data: Dataset) -> AbstractContextManager[RlStep | None]:
+    """What a step does with its rows, where that isn't learning to say them."""
+    return learning(config, trainee.model, data) if config.is_rl else nullcontext()
 
 
 @contextmanager

@@ -49,7 +49,7 @@ _COLUMNS = {"token": torch.int64, "counts": torch.bool, "old": torch.float32, "a
 class Update(Protocol):
     """The loop's: one step of the optimiser."""
 
-    def __call__(self, packs: list[Pack], loss: Callable[[int], Tensor]) -> None:
+    def __call__(self, packs: list[Pack], loss: Callable[[int], Tensor], /) -> None:
         """`loss` of each micro-batch's number gives what it adds to the loss; they are summed."""
 
 

@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from glm5_runtime.train.checkpoint import Checkpoints
 from glm5_runtime.train.config import TrainConfig
 from glm5_runtime.train.data import reading
 from glm5_runtime.train.data.labels import Renderer
+from glm5_runtime.train.loop import Trainer
 from glm5_runtime.train.rl.policy import PolicyModel, build_policy
 from glm5_runtime.train.rl.rollout import Prompt, Rollouts
+from glm5_runtime.train.rl.run import learning
 from tests.runtime.train.conftest import TINY
+from tests.runtime.train.runs import Rows, Run, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from glm5_runtime.train.build import Trainee
     from glm5_runtime.train.data.example import Example
+    from glm5_runtime.train.progress import Progress
+    from glm5_runtime.train.rl.rewards import Scorer
 
 CPU = torch.device("cpu")
 QUESTIONS = {"Say yes": "Yes, I do", "What is a river?": "Water", "Tell me of the sea": "It is wide", "Who are you?": "A model"}
@@ -81,3 +87,22 @@ def rolling(config: TrainConfig, rows: Sequence[Example]) -> Iterator[Made]:
         yield Made(trainee, trainee.model, rollouts)
     finally:
         rollouts.close()
+
+
+def train(
+    config: TrainConfig,
+    rows: Sequence[Example],
+    score: Scorer | None = None,
+    change: Callable[[Trainee], None] | None = None,
+    then: Callable[[Progress], None] | None = None,
+) -> Run:
+    """A whole run by the loop."""
+    trainee = build_policy(config, CPU)
+    if change is not None:
+        change(trainee)
+    told = Told(then)
+    checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep)
+    with learning(config, trainee.model, rows, score) as learn:
+        trainer = Trainer(trainee.model, config, Rows(rows, config.training.batch_size), [], checkpoints, report=told, learn=learn)
+        trainer.run()
+    return Run(trainee, trainer, told)
