@@ -72,6 +72,11 @@ class Choice:
     reason: str
 
 
+def wanted(stated: str, environ: Mapping[str, str]) -> str:
+    """What a file of settings says; where that is auto, what GLM5_DEVICE says."""
+    return stated if stated != "auto" else environ.get("GLM5_DEVICE") or "auto"
+
+
 def choose(requested: str, facts: HostFacts) -> Choice:
     """`auto` takes an NPU, else CUDA, else the CPU; a named device must be usable. Raises DeviceUnusable.
 

@@ -48,7 +48,7 @@ def train(
                 f"method: {content.method} runs in one process, and this would be {placement.size} ranks; take one node, one card"
             )
         facts = devices.read_host(os.environ)
-        choice = devices.choose(settings.device, facts)
+        choice = devices.choose(devices.wanted(settings.device, os.environ), facts)
         if log_level not in {"debug", "info", "warning", "error"}:
             raise ConfigError(f"--log-level: {log_level} is none of debug, info, warning, error")
     except (ConfigError, devices.DeviceUnusable) as error:

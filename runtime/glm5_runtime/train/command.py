@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from glm5_runtime.config import ConfigError
+from glm5_runtime.device import wanted
 from glm5_runtime.engine.load import torch_device
 from glm5_runtime.engine.team import RankLost
 from glm5_runtime.model.checkpoint_files import WeightsError
@@ -168,7 +169,7 @@ def _run(config: TrainConfig, reached: _Reached, progress_port: int | None, plac
 
 def _meet(config: TrainConfig, reached: _Reached, placement: Placement | None) -> tuple[Ranks, torch.device]:
     """The ranks of the run and this one's device; raises RankLost."""
-    device = torch_device(config.training.device)
+    device = torch_device(wanted(config.training.device, os.environ))
     if placement is None or placement.size == 1:
         return ALONE, device
     reached.meeting = Meeting(placement, config.training.rendezvous_timeout)

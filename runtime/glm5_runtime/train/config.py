@@ -113,7 +113,7 @@ class TrainingConfig(_Section):
     seed: int = Field(0, ge=0, lt=1 << 32)
     """Of initial values, order and dropout: the same seed gives the same run."""
     device: Literal["auto", "cpu", "npu", "cuda"] = "auto"
-    """auto: the accelerator that torch finds, else the CPU."""
+    """auto: as the variable GLM5_DEVICE says, else the accelerator that torch finds, else the CPU."""
     sharding: Literal["fsdp", "ddp"] = "fsdp"
     """With several ranks. fsdp: each holds a part of the model and of the optimiser's state, layer by layer. ddp: each holds all of it."""
     rendezvous_timeout: int = Field(600, ge=1, le=86400)

@@ -21,6 +21,7 @@ from glm5_runtime.device import (
     physical_ids,
     read_host,
     visible_devices,
+    wanted,
 )
 
 OUTPUTS = Path(__file__).parents[2] / "fixtures" / "npu-smi"
@@ -272,3 +273,8 @@ def test_atlas_inference_cards_bring_a_manager_of_another_name(machine: Path) ->
     (machine / "dev/davinci_manager").rename(machine / "dev/davinci_manager_docker")
 
     assert not [lack for lack in npu_lacks(read_host({}, machine)) if lack.startswith("device")]
+
+
+@pytest.mark.parametrize(("stated", "variable", "taken"), [("auto", "cpu", "cpu"), ("npu", "cpu", "npu"), ("auto", "", "auto")])
+def test_the_variable_counts_where_a_training_file_says_auto(stated: str, variable: str, taken: str) -> None:
+    assert wanted(stated, {"GLM5_DEVICE": variable}) == taken
