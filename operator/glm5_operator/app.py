@@ -37,10 +37,10 @@ from glm5_operator.kube.workers import Workers
 from glm5_operator.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from glm5_operator.kube.kinds import Kind
-    from glm5_operator.kube.types import Resource
+    from glm5_operator.kube.types import Key, Resource
     from glm5_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -79,12 +79,14 @@ class Operator:
             changed=lambda resource, _deleted: self._wake(resource),
         )
         self.workers: Workers | None = None
+        self._beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self.working = False
         self.stop = asyncio.Event()
 
     def staff(self, controllers: Controllers) -> None:
         """Give the queue its reconcilers."""
         limits = self.settings.queue
+        self._beside = controllers.beside
         self.workers = Workers(
             self.queue, controllers.reconcilers, self.metrics, limit=limits.workers, timeout=limits.timeout, give_up=controllers.give_up
         )
@@ -113,6 +115,8 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.workers.run(), name="workers")
             group.create_task(self.events.run(), name="events")
+            for name, run in self._beside.items():
+                group.create_task(run(), name=name)
             if self.settings.lease.enabled:
                 group.create_task(self._hold(), name="lease")
 
@@ -161,6 +165,11 @@ class Operator:
         application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
         return application
 
+    def wake(self, key: Key) -> None:
+        """Have one object looked at soon."""
+        if self.workers is not None:
+            self.workers.add(key, self.settings.queue.settle)
+
     def _wake(self, resource: Resource) -> None:
         if self.workers is not None:
             for key, delay in woken_by(self.cache, resource, self.settings.queue.settle):
@@ -182,7 +191,7 @@ async def run(
     operator = Operator(settings, client, lease_client, metrics, lost)
     if settings.lease.enabled:
         client.guard_writes(operator.lease.guard)
-    operator.staff(build(Parts(operator.cache, operator.applier, operator.events, settings, client)))
+    operator.staff(build(Parts(operator.cache, operator.applier, operator.events, settings, client, metrics, operator.wake)))
     metrics.live_gauge(
         "glm5_operator_watch_age_seconds",
         "Since a kind's watch last gave a sign of life.",

@@ -5,17 +5,21 @@ Used by `kube` and `app`; served at /metrics. Must not know Kubernetes or keep s
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from prometheus_client.metrics_core import Metric
 
+Rows = Iterable[tuple[tuple[str, ...], Mapping[str, float]]]
+"""Values of the labels, and by name of a column its number; what isn't known is left out."""
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
@@ -88,6 +92,12 @@ class Metrics:
             ["fate"],
             registry=self.registry,
         )
+        self.attempts_ended = Counter(
+            "glm5_finetune_attempts_ended_total",
+            "Attempts of fine-tuning jobs that ended, by cause; Succeeded for those that ended well.",
+            ["cause"],
+            registry=self.registry,
+        )
         self.leader = Gauge("glm5_operator_leader", "1 while this process may write.", registry=self.registry)
         self.loop_lag = Gauge("glm5_operator_event_loop_lag_seconds", "How late the event loop ran its last timer.", registry=self.registry)
 
@@ -95,9 +105,45 @@ class Metrics:
         """A gauge that is read when scraped, for what other objects know anyway."""
         self.registry.register(_LiveGauge(name, help_text, tuple(labels), read))
 
+    def live_table(self, columns: Iterable[Column], labels: Iterable[str], read: Callable[[], Rows]) -> None:
+        """Metrics that are read together when scraped. An object that is gone has no row, and so no metric."""
+        self.registry.register(_LiveTable(tuple(columns), tuple(labels), read))
+
     def exposition(self) -> bytes:
         """The text format, for /metrics."""
         return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One metric of a table; a counter's name ends in `_total`."""
+
+    name: str
+    help_text: str
+    counts: bool = False
+
+
+class _LiveTable(Collector):
+    def __init__(self, columns: tuple[Column, ...], labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
+        self._columns, self._labels, self._read = columns, labels, read
+
+    def describe(self) -> Iterable[Metric]:
+        """Without values: registering must not read anything."""
+        return self._families().values()
+
+    def collect(self) -> Iterable[Metric]:
+        """One sample for each number of each row."""
+        families = self._families()
+        for labels, numbers in self._read():
+            for name, number in numbers.items():
+                families[name].add_metric(list(labels), number)
+        return families.values()
+
+    def _families(self) -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
+        return {
+            column.name: (CounterMetricFamily if column.counts else GaugeMetricFamily)(column.name, column.help_text, labels=self._labels)
+            for column in self._columns
+        }
 
 
 class _LiveGauge(Collector):

@@ -207,6 +207,31 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """What the operator asks of training runs."""
+
+    interval: float = _setting(
+        5.0,
+        "How often the first pod of each running attempt is asked how far it is.",
+        "One small request a run.",
+        unit="s",
+        low=1,
+        high=3600,
+    )
+    tell: float = _setting(
+        10.0,
+        "Least time between two writes of one job's progress into its status.",
+        "Each is a write to etcd and an event for everybody who watches; people don't read faster.",
+        unit="s",
+        low=1,
+        high=3600,
+    )
+    port: int = _setting(
+        8090, "Port of GET /progress in trainers' pods, from the next attempt on.", "Above 1024: not root.", low=1024, high=65535
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All groups."""
 
@@ -218,6 +243,7 @@ class Settings:
     admin: Admin = field(default_factory=Admin)
     log: Log = field(default_factory=Log)
     site: Site = field(default_factory=Site)
+    progress: Progress = field(default_factory=Progress)
 
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,20 @@ from tests.support.operator import OperatorProcess
 ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "tests/support/audit-writes.yaml"
 NODES = 4
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+PROGRESS = {
+    "GLM5_OPERATOR_PROGRESS_PORT": str(_free_port()),
+    "GLM5_OPERATOR_PROGRESS_INTERVAL": "1",
+    "GLM5_OPERATOR_PROGRESS_TELL": "2",
+}
+"""Where trainers tell how far they are: pods without a kubelet have the address of this machine, and one port serves for all."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ def operated_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opera
         kube = Kube(cluster.http)
         kube.create({"kind": "Namespace", "metadata": {"name": "glm5-system"}})
         cluster.add_nodes(NODES, labels={RACK: "inference"})
-        operator = OperatorProcess(cluster.kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
+        operator = OperatorProcess(cluster.kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log", dict(PROGRESS))
         operator.start()
         try:
             kube.create(pool("inference"))

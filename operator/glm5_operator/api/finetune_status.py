@@ -40,6 +40,10 @@ class CheckpointStatus(StatusModel):
 
     step: int
     """Step it was taken after."""
+    time: str | None = None
+    """When it was complete."""
+    sha256: str | None = None
+    """Checksum of its manifest, which has the checksums of all its files."""
 
 
 class AdapterStatus(StatusModel):
@@ -72,6 +76,8 @@ class EndedAttempt(StatusModel):
     """Exit code of its trainer."""
     step: int | None = None
     """Last step that it told."""
+    loss: float | None = None
+    """Training loss at that step."""
 
 
 class GLM5FinetuneJobStatus(StatusModel):
@@ -101,6 +107,12 @@ class GLM5FinetuneJobStatus(StatusModel):
     """Learning rate at that step."""
     tokens_per_second: float | None = None
     """Tokens that all cards together learn from in a second."""
+    eta: str | None = None
+    """When the run will have ended at its present pace; only while it trains."""
+    evaluation_loss: float | None = None
+    """Loss of the rows that are held back, at the last evaluation."""
+    overflows: int | None = None
+    """Steps that were left out because gradients in fp16 overflowed; some are to be expected."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint that the trainer told of."""
     adapter: AdapterStatus | None = None
@@ -123,5 +135,5 @@ class GLM5FinetuneJobStatus(StatusModel):
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
     """Ready: the run has ended well. Reconciling: work is going on. Stalled: nothing will happen until the named thing changes.
-    Planned, Advised, Scheduled, Training, Published and Finished explain these.
+    Planned, Advised, Scheduled, Training, CheckpointVerified, Published and Finished explain these.
     """

@@ -9,12 +9,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from glm5_operator.api import names
+from glm5_operator.controllers import training_metrics
+from glm5_operator.controllers.adapters import Adapters
+from glm5_operator.controllers.deployment import Deployments
 from glm5_operator.controllers.facts import Facts
 from glm5_operator.controllers.finetune import FinetuneController
 from glm5_operator.controllers.pool import PoolController
+from glm5_operator.controllers.progress import ProgressPoller
 from glm5_operator.controllers.service import ServiceController
 from glm5_operator.kube import Controllers, errors, kinds
 from glm5_operator.plan.facts import Site
+from glm5_operator.pods import PodReader
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -29,7 +34,7 @@ def site(settings: Settings) -> Site:
     """The operator-wide defaults of planning, from the settings."""
     chosen = settings.site
     images = {"native": chosen.native_image, "vllm": chosen.vllm_image}
-    return Site(images, chosen.cluster_domain, chosen.image_pull_policy)
+    return Site(images, chosen.cluster_domain, chosen.image_pull_policy, settings.progress.port)
 
 
 def build(parts: Parts) -> Controllers:
@@ -46,9 +51,17 @@ def build(parts: Parts) -> Controllers:
 
     facts = Facts(parts.cache, site(parts.settings))
     resync, recheck = timedelta(seconds=parts.settings.queue.resync), timedelta(seconds=parts.settings.queue.recheck)
-    services = ServiceController(parts.cache, parts.applier, parts.events, facts, resync, recheck)
+    adapters = Adapters(parts.cache, parts.applier, PodReader())
+    services = ServiceController(parts.cache, parts.applier, parts.events, facts, adapters, resync, recheck)
     pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck)
-    finetunes = FinetuneController(parts.cache, parts.applier, parts.events, facts, find_job, resync, recheck)
+    asking = parts.settings.progress
+    interval, tell = timedelta(seconds=asking.interval), timedelta(seconds=asking.tell)
+    poller = ProgressPoller(parts.cache, PodReader(), parts.wake, interval, tell, asking.port)
+    training_metrics.register(parts.metrics, parts.cache)
+    deployments = Deployments(parts.cache, parts.applier, parts.events, facts, adapters)
+    finetunes = FinetuneController(
+        parts.cache, parts.applier, parts.events, facts, find_job, resync, recheck, parts.metrics, poller.heard, deployments
+    )
     by_kind: dict[str, ServiceController | FinetuneController | PoolController] = {
         names.SERVICE_KIND: services,
         names.FINETUNE_KIND: finetunes,
@@ -58,4 +71,4 @@ def build(parts: Parts) -> Controllers:
     async def give_up(key: Key, reason: str, now: datetime) -> None:
         await by_kind[key.kind].give_up(key, reason, now)
 
-    return Controllers(by_kind, give_up)
+    return Controllers(by_kind, give_up, {"progress": poller.run})

@@ -16,12 +16,14 @@ from glm5_operator.api import names
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.finetune import GLM5FinetuneJob
 from glm5_operator.controllers.announce import announce
+from glm5_operator.controllers.deployment import Deployed, is_evaluation
+from glm5_operator.controllers.training_metrics import count_ended
 from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.plan.attempt import AttemptPlan, claim_of, outcome_record, plan_attempt, rendezvous_service
 from glm5_operator.plan.facts import Claim, Finding, FinetuneFacts
 from glm5_operator.plan.finetune_findings import advice
 from glm5_operator.status.conditions import gave_up, is_stalled, stamp
-from glm5_operator.status.course import Course, Seen, Stage, course
+from glm5_operator.status.course import Course, Seen, Stage, course, newest_of
 from glm5_operator.status.ends import Cause, is_ended
 from glm5_operator.status.finetune import Told, finetune_status, invalid_status
 from glm5_operator.status.pods import is_true
@@ -30,8 +32,11 @@ from glm5_operator.status.service import WriteFault
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from glm5_operator.controllers.deployment import Deployments
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import Applier, Cache, Events, Manifest, Resource
+    from glm5_operator.metrics import Metrics
+    from glm5_operator.status.progress import Heard
 
 LOOK_FOR_CARDS: Final = timedelta(seconds=30)
 """Of a run that waits for cards: pods that free some wake it; this finds what no event told."""
@@ -48,6 +53,9 @@ class FinetuneController:
     find_job: Callable[[str, str], Awaitable[Resource | None]]  # live, by namespace and name
     resync: timedelta
     recheck: timedelta
+    metrics: Metrics
+    heard: Callable[[str], Heard | None] = lambda _: None  # by the uid of an attempt's Job
+    deployments: Deployments | None = None  # only in tests of training there is none
     # Two runs that look for cards of one pool at the same time would both find the same.
     pools: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
@@ -66,11 +74,20 @@ class FinetuneController:
         seen = await self._observe(key, resource)
         way = course(resource.get("status") or {}, job.spec, seen, now)
         way, plan, applied = await self._act(resource, job, way, now)
-        told = Told(way, plan, advice(job.spec), seen.pods, self.facts.held_by(seen.pods), [_fault(item) for item in applied.errors])
-        status = finetune_status(resource, told, now)
-        failure = await self.applier.write_status(resource, status)
+        faults = [_fault(item) for item in applied.errors]
+        told = Told(way, plan, advice(job.spec), seen.pods, self.facts.held_by(seen.pods), faults, seen.heard)
+        deployed = await self._deploy(resource, job, finetune_status(resource, told, now), now)
+        status = deployed.status
+        failure = await self.applier.write_status(resource, status, tell=deployed.news)
+        if failure is None:
+            count_ended(self.metrics, resource.get("status") or {}, status)
         announce(self.events, resource, status)
-        return self._outcome(way, plan, applied, failure, now)
+        if deployed.again is not None:
+            way = replace(way, until=min(now + deployed.again, way.until or now + deployed.again))
+        return self._outcome(way, plan, replace(applied, errors=(*applied.errors, *deployed.failures)), failure, now)
+
+    async def _deploy(self, resource: Resource, job: GLM5FinetuneJob, status: dict[str, Any], now: datetime) -> Deployed:
+        return await self.deployments.advance(resource, job, status, now) if self.deployments else Deployed(status)
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
         """Say in the status, and by an Event, that the budget of failures is used up."""
@@ -82,7 +99,7 @@ class FinetuneController:
         announce(self.events, resource, status)
 
     async def _observe(self, key: Key, resource: Resource) -> Seen:
-        children = self.cache.children(resource["metadata"]["uid"])
+        children = [child for child in self.cache.children(resource["metadata"]["uid"]) if not is_evaluation(child)]
         jobs = [child for child in children if child["kind"] == kinds.JOB.name]
         jobs += await self._missing(key, resource, jobs)
         uids = {child["metadata"]["uid"] for child in jobs}
@@ -94,7 +111,8 @@ class FinetuneController:
         found = {name: self.cache.get(kinds.NODE.name, "", name) for name in nodes}
         gone = frozenset(name for name, node in found.items() if node is None)
         silent = frozenset(name for name, node in found.items() if node is not None and not is_true(node, "Ready"))
-        return Seen(jobs, pods, dict((record or {}).get("data") or {}) if ours else {}, gone | silent, gone)
+        heard = self.heard(newest["metadata"]["uid"]) if (newest := newest_of(jobs)) is not None else None
+        return Seen(jobs, pods, dict((record or {}).get("data") or {}) if ours else {}, gone | silent, gone, heard)
 
     async def _missing(self, key: Key, resource: Resource, jobs: list[Resource]) -> list[Resource]:
         """The newest attempt's Job, if the status knows it and the cache doesn't: a new leader's watches bring news in any order."""
@@ -135,7 +153,9 @@ class FinetuneController:
         # With a new attempt begun, the Job of the last one makes room for it.
         kept = _kept(job, way) if not new else set()
         live = [
-            child for child in self.cache.children(resource["metadata"]["uid"]) if (child["kind"], child["metadata"]["name"]) not in kept
+            child
+            for child in self.cache.children(resource["metadata"]["uid"])
+            if (child["kind"], child["metadata"]["name"]) not in kept and not is_evaluation(child)
         ]
         return await self.applier.converge(resource, desired, live)
 

@@ -99,7 +99,12 @@ def _container(given: TrainerInput) -> Manifest:
         "name": names.TRAINER_CONTAINER,
         "image": given.site.images["native"],
         "command": ["glm5-runtime", "train"],
-        "args": [f"--config={names.CONFIG_DIR}/{names.CONFIG_FILE}", f"--result={_LAST_WORD}"],
+        "args": [
+            f"--config={names.CONFIG_DIR}/{names.CONFIG_FILE}",
+            f"--result={_LAST_WORD}",
+            f"--progress-port={given.site.progress_port}",
+        ],
+        "ports": [{"name": names.PROGRESS_PORT_NAME, "containerPort": given.site.progress_port, "protocol": "TCP"}],
         "env": _env(given),
         "resources": resources(given.resource, given.job.spec.parallelism.npus_per_node, given.memory, given.cpu_millis),
         "volumeMounts": [

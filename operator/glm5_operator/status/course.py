@@ -17,6 +17,7 @@ from glm5_operator.api.finetune_status import MOST_HISTORY
 from glm5_operator.status.conditions import moment, stamp
 from glm5_operator.status.ends import FREE, LOST_AFTER, PASSING, SPEAKS_LATER, Cause, PodEnd, explaining, is_ended, last_word, pod_ends
 from glm5_operator.status.pods import condition
+from glm5_operator.status.progress import Heard, reached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ class Seen:
         outcome: data of the ConfigMap that records the end; empty when there is none.
         lost_nodes: of the nodes that its pods are on, those that are gone or not ready.
         gone_nodes: those that are gone altogether.
+        heard: how far the newest attempt's trainer said it was.
     """
 
     jobs: Sequence[Mapping[str, Any]] = ()
@@ -68,6 +70,7 @@ class Seen:
     outcome: Mapping[str, str] = field(default_factory=dict)
     lost_nodes: frozenset[str] = frozenset()
     gone_nodes: frozenset[str] = frozenset()
+    heard: Heard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class Course:
 
 def course(status: Mapping[str, Any], spec: GLM5FinetuneJobSpec, seen: Seen, now: datetime) -> Course:
     """Decide. `seen` must be complete: that a Job is missing means here that somebody deleted it."""
-    record, newest = _record(status, seen), _newest(seen.jobs)
+    record, newest = _record(status, seen), newest_of(seen.jobs)
     if record.outcome:
         return _finished(record, spec, newest, now)
     if record.ended:
@@ -241,20 +244,19 @@ def _with_end(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Record:
 
 def _entry(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Json:
     """The end of the newest attempt as the status has it."""
-    steps = [step for pod in seen.pods if isinstance(step := last_word(pod).get("step"), int) and _attempt(pod) == record.attempt]
+    words = [word for pod in seen.pods if _attempt(pod) == record.attempt and (word := last_word(pod))]
+    heard = seen.heard if seen.heard and seen.heard.attempt == record.attempt else None
     entry: Json = {"attempt": record.attempt, "cause": end.cause.value, "message": end.message, "time": stamp(end.time or now)}
     if end.node:
         entry["node"] = end.node
     if end.exit_code is not None:
         entry["exitCode"] = end.exit_code
-    if steps:
-        entry["step"] = max(steps)
-    return entry
+    return entry | reached(words, heard)
 
 
 def _record(status: Mapping[str, Any], seen: Seen) -> Record:
     """From the status; what that lacks, from the ConfigMap of the outcome and the newest Job."""
-    newest = _newest(seen.jobs)
+    newest = newest_of(seen.jobs)
     outcome = str(status.get("outcome") or seen.outcome.get("outcome") or "")
     finished: Mapping[str, Any] = next((item for item in status.get("conditions") or () if item.get("type") == FINISHED), {})
     told = finished if status.get("outcome") else seen.outcome
@@ -273,7 +275,8 @@ def _record(status: Mapping[str, Any], seen: Seen) -> Record:
     )
 
 
-def _newest(jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def newest_of(jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The Job of the newest attempt."""
     return max(jobs, key=_attempt, default=None)
 
 

@@ -15,6 +15,7 @@ from glm5_operator.status.conditions import Condition, Truth, clipped, stamp
 from glm5_operator.status.course import FINISHED, Course, Stage
 from glm5_operator.status.ends import is_ended, last_word
 from glm5_operator.status.pods import condition
+from glm5_operator.status.progress import Heard, progress_fields
 from glm5_operator.status.scheduling import read_unschedulable
 
 if TYPE_CHECKING:
@@ -28,19 +29,8 @@ PLANNED: Final = "Planned"
 ADVISED: Final = "Advised"
 SCHEDULED: Final = "Scheduled"
 TRAINING: Final = "Training"
+CHECKPOINT_VERIFIED: Final = "CheckpointVerified"
 PUBLISHED: Final = "Published"
-
-_PROGRESS: Final[dict[str, tuple[str, type]]] = {
-    "step": ("step", int),
-    "totalSteps": ("total", int),
-    "epoch": ("epoch", float),
-    "loss": ("loss", float),
-    "learningRate": ("learning_rate", float),
-    "tokensPerSecond": ("tokens_per_second", float),
-}
-"""Field of the status → field of the trainer's last word."""
-_CHECKPOINT: Final[dict[str, tuple[str, type]]] = {"step": ("checkpoint_step", int)}
-_ADAPTER: Final[dict[str, tuple[str, type]]] = {"sha256": ("sha256", str), "size": ("bytes", int)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +44,7 @@ class Told:
         pods: the pods of its Jobs.
         held: extended resources that its pods on nodes hold.
         faults: this pass's failed writes.
+        heard: how far the newest attempt's trainer says it is.
     """
 
     course: Course
@@ -62,6 +53,7 @@ class Told:
     pods: Sequence[Mapping[str, Any]] = ()
     held: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[WriteFault] = ()
+    heard: Heard | None = None
 
 
 def finetune_status(job: Mapping[str, Any], told: Told, now: datetime) -> dict[str, Any]:
@@ -69,9 +61,18 @@ def finetune_status(job: Mapping[str, Any], told: Told, now: datetime) -> dict[s
     previous = job.get("status") or {}
     generation = job["metadata"]["generation"]
     verdict = _verdict(job, told)
-    explained = (_planned(previous, told), _advised(told), _scheduled(told), _training(told), _published(told), _finished(told))
+    fields = _fields(job, previous, told)
+    explained = (
+        _planned(previous, told),
+        _advised(told),
+        _scheduled(told),
+        _training(told),
+        _checkpoint_verified(fields),
+        _published(told),
+        _finished(told),
+    )
     known = [item for item in explained if item is not None]
-    return _fields(job, previous, told) | {
+    return fields | {
         "observedGeneration": generation,
         "conditions": c.dated((*verdict, *known), previous.get("conditions") or (), generation, now),
     }
@@ -188,6 +189,14 @@ def _finished(told: Told) -> Condition:
     return Condition(FINISHED, Truth.TRUE, record.reason, record.message)
 
 
+def _checkpoint_verified(fields: Mapping[str, Any]) -> Condition:
+    """There is a checkpoint whose files were read back and are what its manifest says: the next attempt begins there."""
+    newest: Mapping[str, Any] = fields.get("checkpoint") or {}
+    if "sha256" not in newest:
+        return Condition(CHECKPOINT_VERIFIED, Truth.FALSE, "NotYet", "")
+    return Condition(CHECKPOINT_VERIFIED, Truth.TRUE, "Verified", f"step {newest['step']}, manifest sha256 {newest['sha256']}")
+
+
 def _published(told: Told) -> Condition:
     """The result lies where spec.output says. Only the trainer knows, and says so with its last word."""
     record = told.course.record
@@ -213,35 +222,15 @@ def _fields(job: Mapping[str, Any], previous: Mapping[str, Any], told: Told) -> 
         "history": [dict(item) for item in record.history] or None,
         "cardsHeld": told.held.get(resource, 0) if resource else None,
         "resolved": resolved,
-        **_progress(previous, str(job["spec"].get("output") or ""), told),
+        **progress_fields(
+            previous,
+            str(job["spec"].get("output") or ""),
+            [word for pod in _current(told) if (word := last_word(pod))],
+            told.heard,
+            trains=told.course.stage is Stage.RUNNING,
+        ),
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _progress(previous: Mapping[str, Any], output: str, told: Told) -> dict[str, Any]:
-    words = [word for pod in _current(told) if (word := last_word(pod))]
-    word = max(words, key=lambda item: item["step"] if isinstance(item.get("step"), int) else -1, default={})
-    found: dict[str, Any] = {name: previous[name] for name in (*_PROGRESS, "checkpoint", "adapter") if name in previous}
-    found |= _read(word, _PROGRESS)
-    if checkpoint := _read(word, _CHECKPOINT):
-        found["checkpoint"] = checkpoint
-    if adapter := _read(word.get("adapter"), _ADAPTER):
-        found["adapter"] = {"path": output, **adapter}  # the trainer knows it by its path in the pod
-    return found
-
-
-def _read(word: object, table: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
-    """The fields of a table that a trainer told in the right type; what it says beside them is no business of the status."""
-    if not isinstance(word, dict):
-        return {}
-    found: dict[str, Any] = {}
-    for name, (key, kind) in table.items():
-        value = word.get(key)
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf"):
-            found[name] = float(f"{value:.6g}")
-        elif kind is not float and isinstance(value, kind) and not isinstance(value, bool):
-            found[name] = clipped(value, 256) if isinstance(value, str) else value
-    return found
 
 
 def _current(told: Told) -> list[Mapping[str, Any]]:

@@ -21,6 +21,7 @@ PREREQUISITES: dict[str, dict[str, Any]] = {
     "metrics.serviceMonitor.labels": at(("metrics", "serviceMonitor", "enabled"), value=True),
     "metrics.prometheusRule.labels": at(("metrics", "prometheusRule", "enabled"), value=True),
     "networkPolicy.apiServerPorts": at(("networkPolicy", "enabled"), value=True),
+    "networkPolicy.progressPort": at(("networkPolicy", "enabled"), value=True),
     "networkPolicy.metricsFrom": at(("networkPolicy", "enabled"), value=True),
 }
 # One value per leaf that differs from the default and can be found again in the output.
@@ -78,6 +79,7 @@ MARKERS: dict[str, tuple[Any, str]] = {
     "metrics.prometheusRule.labels": ({"marker": "x"}, "marker: x"),
     "networkPolicy.enabled": (True, "kind: NetworkPolicy"),
     "networkPolicy.apiServerPorts": ([12345], "port: 12345"),
+    "networkPolicy.progressPort": (12346, "port: 12346"),
     "networkPolicy.metricsFrom": ([{"podSelector": {"matchLabels": {"marker": "x"}}}], "marker: x"),
 }
 

@@ -13,6 +13,7 @@ from glm5_operator.controllers.facts import Facts
 from glm5_operator.controllers.finetune import LOOK_FOR_CARDS, FinetuneController
 from glm5_operator.controllers.wake import woken_by
 from glm5_operator.kube import ApiFailure, Applied, Applier, Cache, Events, Key, Outcome, OutcomeKind
+from glm5_operator.metrics import Metrics
 from glm5_operator.plan.facts import Site
 from tests.support.clock import at, stamp
 from tests.support.runs import a_job, a_rank, failed
@@ -36,6 +37,7 @@ class Edge:
     wanted: list[Json] = field(default_factory=list)
     removable: list[str] = field(default_factory=list)
     status: Json = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
 
     async def converge(self, owner: Json, desired: Sequence[Json], live: Sequence[Json]) -> Applied:
         self.wanted = list(desired)
@@ -47,7 +49,7 @@ class Edge:
             self.cache.put(owned(item, owner))
         return Applied()
 
-    async def write_status(self, _resource: object, status: Json) -> ApiFailure | None:
+    async def write_status(self, _resource: object, status: Json, *, tell: bool = False) -> ApiFailure | None:
         self.status = status
         return None
 
@@ -95,7 +97,9 @@ async def reconcile(edge: Edge, *resources: Json, key: Key = KEY, minutes: float
     for resource in resources:
         edge.cache.put(resource)
     facts = Facts(edge.cache, Site())
-    controller = FinetuneController(edge.cache, cast(Applier, edge), cast(Events, edge), facts, edge.find_job, RESYNC, RECHECK)
+    controller = FinetuneController(
+        edge.cache, cast(Applier, edge), cast(Events, edge), facts, edge.find_job, RESYNC, RECHECK, edge.metrics
+    )
     return await controller.reconcile(key, at(minutes=minutes))
 
 
