@@ -154,10 +154,12 @@ class Checkpoints:
             raise CheckpointError(_explain(self._directory, failure)) from failure
 
     def set_aside(self, step: int) -> None:
-        """Keep a checkpoint that must not be used, under another name, for whoever wants to know why."""
+        """Keep a checkpoint that must not be used, if there is one, under another name, for whoever wants to know why."""
         self._ranks.agree(lambda: self._set_aside(step))
 
     def _set_aside(self, step: int) -> None:
+        if not self._path(step).exists():
+            return
         self._fence.check()
         aside = self._directory / f"{_DAMAGED}{self._path(step).name}"
         shutil.rmtree(aside, ignore_errors=True)

@@ -68,8 +68,8 @@ def launch(
     `command` starts a rank, which gets `--result FILE` of its own and, if it is rank 0 of all, what `first` holds. `cores` are those of
     each local rank. `seconds`: how long other nodes may take to come.
     """
-    folder = Path(tempfile.mkdtemp(prefix="glm5-ranks-"))
     listener = _listen(placement) if placement.node == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="glm5-ranks-"))
     port = placement.port if listener is None else listener.getsockname()[1]
     node = _Node(placement, folder)
     try:
@@ -96,6 +96,7 @@ def _listen(placement: Placement) -> socket.socket:
         # Port 0 is a run on this machine alone, which nobody else has to reach.
         listener.bind(("" if placement.port else "::ffff:127.0.0.1" if family == socket.AF_INET6 else "127.0.0.1", placement.port))
     except OSError as error:
+        listener.close()
         raise ConfigError(f"MASTER_PORT {placement.port}: {error.strerror}; another run on this machine may have it") from error
     listener.listen(1024)
     return listener

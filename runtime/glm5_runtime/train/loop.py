@@ -273,7 +273,7 @@ class Trainer:
         """The checkpoint made from the weights that give no finite loss isn't one to go on from."""
         self._checkpoints.wait()
         last_good = self._state.step - faults.MOST_IN_A_ROW + 1  # the step whose weights gave the first such loss
-        if not is_loss_finite and last_good in self._checkpoints.steps():
+        if not is_loss_finite:
             self._checkpoints.set_aside(last_good)
 
     def _tell(self, step: _Step) -> None:

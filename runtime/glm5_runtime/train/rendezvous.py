@@ -21,7 +21,7 @@ from glm5_runtime.engine.team import RankLost
 from glm5_runtime.train.ranks import Ranks, loss_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from glm5_runtime.train.placement import Placement
 
@@ -145,8 +145,8 @@ def serve(listener: socket.socket) -> TCPStore:
 class Signs:
     """Signs of life and last words between launchers."""
 
-    def __init__(self, store: Store, node: int, others: list[int]) -> None:
-        self._store, self._node, self._others = store, node, others
+    def __init__(self, store: Store, node: int, others: list[int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._node, self._others, self._clock = store, node, others, clock
         self._heard: dict[int, tuple[bytes, float]] = {}
 
     def give(self) -> None:
@@ -160,7 +160,7 @@ class Signs:
         for ending in ended.values():
             if ending["code"]:
                 return str(ending["message"])
-        now = time.monotonic()
+        now = self._clock()
         for node in self._others:
             if node in ended or not self._store.check([f"alive/{node}"]):
                 continue
