@@ -44,11 +44,13 @@ class _SummedLoss(torch.autograd.Function):
         for start in range(0, len(hidden), step):
             rows = slice(start, start + step)
             logits = functional.linear(hidden[rows], weight).float()
-            total = logits.logsumexp(dim=-1, keepdim=True)
             aim = targets[rows].unsqueeze(1)
-            loss += (total - logits.gather(1, aim)).sum()
+            right, most = logits.gather(1, aim), logits.amax(dim=-1, keepdim=True)
+            shares = logits.sub_(most).exp_()  # one exponential for loss and slope, in place: a pass costs as much as the product
+            total = shares.sum(dim=-1, keepdim=True)
+            loss += (total.log() + most - right).sum()
             if wanted.any:
-                slope = logits.sub_(total).exp_()
+                slope = shares.div_(total)
                 wanted.add(rows, slope.scatter_add_(1, aim, slope.new_full(aim.shape, -1.0)), hidden[rows], weight)
         ctx.save_for_backward(wanted.hidden, wanted.weight)
         return loss
