@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glm5_runtime.cli import data, serve, tools, train
+from glm5_runtime.cli import data, evaluate, serve, tools, train
 from glm5_runtime.cli.arguments import ArgumentFaults, ServeArguments, check_arguments
 from glm5_runtime.cli.packages import Commands
 from glm5_runtime.cli.serve import API_KEY, read_key
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["API_KEY", "ArgumentFaults", "ServeArguments", "app", "main", "parse_serve", "read_key"]
 
 app = typer.Typer(name="glm5-runtime", cls=Commands, help="Serve a GLM-5 checkpoint.", no_args_is_help=True, pretty_exceptions_enable=False)
-for _command in (serve.serve, tools.doctor, tools.quantize, data.check, train.train):
+for _command in (serve.serve, tools.doctor, tools.quantize, data.check, train.train, evaluate.evaluate):
     app.command()(_command)
 
 

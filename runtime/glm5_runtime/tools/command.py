@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.model.checkpoint_files import WeightsError
 from glm5_runtime.model.quant import FLOAT
 from glm5_runtime.tools import drift
 from glm5_runtime.tools import quantize as maker
+from glm5_runtime.tools.progress import counting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +22,11 @@ _CHECKED_TOKENS = 2048
 def quantize(model: Path, output: Path, scheme: maker.Scheme, keep: list[str], check: Path | None) -> int:
     """Run it; the exit code: 0 done, 2 nothing was written and the message says why."""
     console = Console(stderr=True, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         tokens = [] if check is None else _tokens(model, check)
         job = maker.prepare(model, output, scheme, keep)  # before the bar: its faults need none above them
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("tensors", total=None)
-            maker.run(job, lambda done, total: progress.update(task, completed=done, total=total))
+        with counting(console, "tensors") as told:
+            maker.run(job, told)
     except (maker.QuantizeError, ConfigError, WeightsError, OSError) as error:
         console.print(f"glm5-runtime quantize can't go on:\n{error}", markup=False, highlight=False)
         return 2

@@ -14,8 +14,9 @@ import pytest
 
 from glm5_runtime.config import ModelConfig
 from tests.runtime.engine.client import TINY, expected_rows
-from tests.runtime.server.test_process import ANSWER, Served, served, slow_model
+from tests.runtime.server.test_process import slow_model
 from tests.support.adapters import EVERYTHING, write_adapter
+from tests.support.served import ANSWER, Served, served
 from tests.support.serving import ask, error_of
 
 KNOWN = expected_rows()[0]

@@ -412,13 +412,13 @@ async def test_a_slow_load_holds_up_neither_the_loop_nor_shares(server: Followed
     await server.says(server.entry("one"))
     store = server.service.model.adapters
     assert store is not None
-    go_on, whole = threading.Event(), store.replace
-    monkeypatch.setattr(store, "replace", lambda *given: (go_on.wait(60), whole(*given))[1])
+    begun, go_on, whole = threading.Event(), threading.Event(), store.replace
+    monkeypatch.setattr(store, "replace", lambda *given: (begun.set(), go_on.wait(60), whole(*given))[-1])
     server.path.write_text(json.dumps({"adapters": [server.entry("one", share=1), server.entry("two")]}))
     await server.file.look()
     settling = asyncio.create_task(server.file.settle(server.now))
-    await asyncio.sleep(0)
     try:
+        await serving.until(begun.is_set)
         assert await server.answered_by() == "one"
         assert (await server.states())["two"]["state"] == "Loading"
     finally:
