@@ -51,7 +51,7 @@ def _by_adapters(cache: Cache, owner: Resource, settle: float) -> Iterator[tuple
     """A job's adapter goes into services of its namespace, and how far it is depends on them. Others aren't looked through."""
     namespace, name, spec = owner["metadata"].get("namespace") or "", owner["metadata"]["name"], owner.get("spec") or {}
     if owner["kind"] == kinds.SERVICE.name:
-        if spec.get("adapterStorage"):
+        if spec.get("adapterStorage") or (owner.get("status") or {}).get("adapters"):
             for job in cache.list(kinds.FINETUNE.name, namespace):
                 if ((job.get("spec") or {}).get("deploy") or {}).get("service") == name:
                     yield key_of(job), settle
