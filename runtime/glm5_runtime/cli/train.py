@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations when it runs
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -22,6 +22,9 @@ def train(
     progress_port: Annotated[
         int | None, typer.Option(min=0, max=65535, metavar="PORT", help="Serve GET /progress here, as JSON; 0 takes a free port.")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only look whether settings, model and data can be used: no card, no weights, nothing written.")
+    ] = False,
     log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="Least important line in the log.")] = "info",
 ) -> None:
     """Fine-tune a model: LoRA or all parameters from rows, LoRA by rewards. Goes on from the run's newest checkpoint, where there is one.
@@ -41,12 +44,14 @@ def train(
         placement = placement_of(os.environ)
         if placement.rank is not None:
             rank_process.begin(os.environ)
-        content = read_config(config)
+        content = read_config(config, placement.size)
         settings = content.training
         if content.is_rl and placement.size > 1:
             raise ConfigError(
                 f"method: {content.method} runs in one process, and this would be {placement.size} ranks; take one node, one card"
             )
+        if check:
+            _check(config, result, log_level)
         facts = devices.read_host(os.environ)
         choice = devices.choose(devices.wanted(settings.device, os.environ), facts)
         if log_level not in {"debug", "info", "warning", "error"}:
@@ -69,6 +74,15 @@ def train(
     if placement.rank is not None:
         rank_process.end(code)
     sys.exit(code)
+
+
+def _check(config: Path, result: Path | None, log_level: str) -> NoReturn:
+    """End with the exit code that the run would have, as far as that can be known."""
+    from glm5_runtime.server import logs
+    from glm5_runtime.train.check import check
+
+    logs.set_up(log_level if log_level in logs.LEVELS else "info")
+    sys.exit(check(config, result))
 
 
 def _launch(placement: Placement, options: list[str], first: list[str], result: Path | None, settings: TrainingConfig) -> int:

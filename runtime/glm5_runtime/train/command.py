@@ -78,7 +78,7 @@ _TOGETHER = (NotFinite, Interrupted)
 """What all ranks find at the same time."""
 
 
-_MOST_MESSAGE = 2000
+MOST_MESSAGE = 2000
 """Characters of a message."""
 _MOST_BYTES = 4000
 """Of the file of `result`: kubelet cuts a container's last words after 4096."""
@@ -116,13 +116,13 @@ def train(config_path: Path, result: Path | None = None, progress_port: int | No
     """
     reached = _Reached()
     try:
-        ending = {"outcome": "Succeeded", **_run(read_config(config_path), reached, progress_port, placement)}
+        ending = {"outcome": "Succeeded", **_run(read_config(config_path, placement.size), reached, progress_port, placement)}
         code = 0
     except Exception as raised:
         error = (reached.meeting.lost(raised) if reached.meeting else None) or raised
         code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
         message = str(error) if code != 1 else f"{type(error).__name__}: {error}"
-        ending = {"outcome": type(error).__name__, "message": message[:_MOST_MESSAGE], **reached.at_failure()}
+        ending = {"outcome": type(error).__name__, "message": message[:MOST_MESSAGE], **reached.at_failure()}
         if code == 1:
             log.exception("the run failed")
         else:

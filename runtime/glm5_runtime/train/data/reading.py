@@ -47,11 +47,12 @@ class ReadingConfig:
     """Leave out rows that can't be used, and say so. Else one of them is enough to refuse the data."""
 
 
-def check(files: Sequence[Path], renderer: Renderer, config: ReadingConfig) -> Report:
-    """Read everything and keep nothing."""
+def check(files: Sequence[Path], renderer: Renderer, config: ReadingConfig, *, for_training: bool = False) -> Report:
+    """Read everything and keep nothing. `for_training`: what `load` refuses is a fault, preference pairs too."""
     report = Report(config.lenient, config.max_length)
-    for _ in examples_of(files, renderer, config, report):
-        pass
+    examples = sum(isinstance(found, Example) for found in examples_of(files, renderer, config, report))
+    if for_training and report.kept and not examples:
+        report.broken_files.append(_PAIRS)
     return report
 
 
@@ -65,7 +66,7 @@ def load(files: Sequence[Path], renderer: Renderer, config: ReadingConfig) -> tu
         for found in reading.file(path):
             if isinstance(found, Example):
                 data.append(found)
-    return data, _usable(report, len(data), "the rows are preference pairs; this method learns from conversations or text")
+    return data, _usable(report, len(data), _PAIRS)
 
 
 def load_pairs(files: Sequence[Path], renderer: Renderer, config: ReadingConfig) -> tuple[Pairs, Report]:
@@ -75,12 +76,16 @@ def load_pairs(files: Sequence[Path], renderer: Renderer, config: ReadingConfig)
     for found in examples_of(files, renderer, config, report):
         if isinstance(found, Pair):
             data.append(found)
-    return data, _usable(report, len(data), "the rows are no preference pairs; this method needs chosen and rejected")
+    return data, _usable(report, len(data), _NO_PAIRS)
 
 
-def _usable(report: Report, examples: int, other_kind: str) -> Report:
+_PAIRS = BadLine("", 0, "mixed", "the rows are preference pairs; this method learns from conversations or text")
+_NO_PAIRS = BadLine("", 0, "mixed", "the rows are no preference pairs; this method needs chosen and rejected")
+
+
+def _usable(report: Report, examples: int, other_kind: BadLine) -> Report:
     if report.kept and not examples:
-        report.broken_files.append(BadLine("", 0, "mixed", other_kind))
+        report.broken_files.append(other_kind)
     if report.faults:
         raise DataError(report)
     return report
