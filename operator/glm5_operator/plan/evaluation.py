@@ -11,11 +11,14 @@ from glm5_operator.api import names
 from glm5_operator.plan import findings, finetune_findings
 from glm5_operator.plan.engine import HOME_DIR
 from glm5_operator.plan.facts import Finding
+from glm5_operator.plan.merge import apply_template
 from glm5_operator.plan.native import model_version
 from glm5_operator.plan.places import places_of_evaluation
 from glm5_operator.plan.pod import POD_SECURITY, RESTRICTED, pinned
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from glm5_operator.api.finetune import GLM5FinetuneJob
     from glm5_operator.api.pool import NPUPool
     from glm5_operator.api.service import GLM5Service
@@ -28,6 +31,8 @@ TRIES: Final = 3
 HOPELESS: Final = (2, 3)
 """Exit codes of `glm5-runtime evaluate` for settings and data: another try meets the same. `tests/contract` holds them to the runtime's."""
 MEMORY: Final = "1Gi"
+_POD_OF_SITE: Final = ("imagePullSecrets", "volumes", "dnsConfig", "runtimeClassName")
+_CONTAINER_OF_SITE: Final = ("env", "envFrom", "volumeMounts", "imagePullPolicy")
 _LAST_WORD: Final = "/dev/termination-log"
 
 
@@ -74,6 +79,16 @@ def evaluation(job: GLM5FinetuneJob, service: GLM5Service, pool: NPUPool | None,
             {"name": "home", "emptyDir": {"sizeLimit": "1Gi"}},
         ],
     }
+    templates = (
+        (pool.spec.pod_template, f"spec.podTemplate of NPUPool {pool.metadata.name}"),
+        (job.spec.pod_template, "spec.podTemplate"),
+    )
+    planned: Manifest = {"metadata": {"labels": labels}, "spec": pod}
+    for template, origin in templates:
+        merged = apply_template(planned, _of_site(template or {}), origin, planned=planned, resource="", guard=lambda *_: None)
+        if isinstance(merged, Finding):
+            return merged
+        planned = merged
     hopeless = {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(HOPELESS)}}
     return {
         "apiVersion": "batch/v1",
@@ -85,7 +100,7 @@ def evaluation(job: GLM5FinetuneJob, service: GLM5Service, pool: NPUPool | None,
             "backoffLimit": TRIES,
             "activeDeadlineSeconds": LONGEST_SECONDS,
             "podFailurePolicy": {"rules": [hopeless]},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": planned,
         },
     }
 
@@ -93,6 +108,15 @@ def evaluation(job: GLM5FinetuneJob, service: GLM5Service, pool: NPUPool | None,
 def evaluation_labels(job: str) -> dict[str, str]:
     """As of every child of a fine-tuning job, but the component: no attempt of its training is meant."""
     return {**names.finetune_labels(job), names.APP_COMPONENT_LABEL: names.COMPONENT_EVALUATION}
+
+
+def _of_site(template: Mapping[str, Any]) -> Manifest:
+    """What of a podTemplate for trainers holds here too: how its pods get images and packages. Cards and sizes are the trainer's own."""
+    spec = template.get("spec") or {}
+    trainer = next((one for one in spec.get("containers") or () if one.get("name") == names.TRAINER_CONTAINER), {})
+    kept = {field: spec[field] for field in _POD_OF_SITE if field in spec}
+    container = {field: trainer[field] for field in _CONTAINER_OF_SITE if field in trainer}
+    return {"spec": {**kept, "containers": [{"name": CONTAINER, **container}]}}
 
 
 def _container(job: GLM5FinetuneJob, service: GLM5Service, site: Site) -> Manifest:

@@ -173,3 +173,27 @@ def test_a_pool_that_has_gone_is_told() -> None:
 
     assert isinstance(found, Finding)
     assert found.reason == "PoolNotFound"
+
+
+def test_images_and_packages_come_as_the_pool_and_the_job_say_for_trainers_and_cards_do_not() -> None:
+    mounts = [{"name": "packages", "mountPath": "/opt/packages", "readOnly": True}]
+    trainer = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": "/opt/packages"}], "volumeMounts": mounts}
+    site_spec = {
+        "volumes": [{"name": "packages", "hostPath": {"path": "/srv/packages"}}],
+        "containers": [{**trainer, "resources": {"limits": {"huawei.com/Ascend910": "1"}}}],
+    }
+    wanted = tuned(
+        deploy={**DEPLOY, "evaluate": {"source": "pvc://data/held.jsonl"}}, podTemplate={"spec": {"imagePullSecrets": [{"name": "mine"}]}}
+    )
+
+    training = pool({"podTemplate": {"spec": site_spec}}, name="training", role="Training")
+    found = evaluation(wanted, taking(), training, Site())
+
+    assert not isinstance(found, Finding), found
+    spec = found["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {"name": "PYTHONPATH", "value": "/opt/packages"} in container["env"]
+    assert mounts[0] in container["volumeMounts"]
+    assert site_spec["volumes"][0] in spec["volumes"]
+    assert spec["imagePullSecrets"] == [{"name": "mine"}]
+    assert container["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
