@@ -113,7 +113,7 @@ def evaluation_labels(job: str) -> dict[str, str]:
 def _of_site(template: Mapping[str, Any]) -> Manifest:
     """What of a podTemplate for trainers holds here too: how its pods get images and packages. Cards and sizes are the trainer's own."""
     spec = template.get("spec") or {}
-    trainer = next((one for one in spec.get("containers") or () if one.get("name") == names.TRAINER_CONTAINER), {})
+    trainer: Mapping[str, Any] = next((one for one in spec.get("containers") or () if one.get("name") == names.TRAINER_CONTAINER), {})
     kept = {field: spec[field] for field in _POD_OF_SITE if field in spec}
     container = {field: trainer[field] for field in _CONTAINER_OF_SITE if field in trainer}
     return {"spec": {**kept, "containers": [{"name": CONTAINER, **container}]}}
