@@ -13,8 +13,10 @@ from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.optimizer import named_trainable
 from glm5_runtime.train.rl.policy import PolicyModel
 from glm5_runtime.train.rl.rollout import Prompt
+from glm5_runtime.train.rl.run import run as run_rows
 from tests.runtime.train.rl.runs import CPU, NO_E, renderer, rows_of, settings, train
 from tests.runtime.train.rows import share_numbers
+from tests.runtime.train.runs import Told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,6 +192,18 @@ def test_values_that_are_not_finite_end_the_run_before_they_are_learned_from(tmp
 
     with pytest.raises(NotFinite, match=r"step 1: .*value"):
         train(settings(tmp_path, "ppo"), rows_of(tmp_path), change=change)
+
+
+def test_a_benchmark_runs_steps_on_rows_in_memory(tmp_path: Path) -> None:
+    told = Told()
+
+    last = run_rows(
+        settings(tmp_path, training={"steps": 2, "batch_size": 3}), rows_of(tmp_path), told, lambda answers: [1.0] * len(answers)
+    )
+
+    assert [each.step for each in told.seen] == [1, 2]
+    assert last.rl is not None
+    assert last.rl["reward"] == 1.0
 
 
 def test_bf16_learns_too(tmp_path: Path) -> None:
