@@ -116,7 +116,10 @@ def train(config_path: Path, result: Path | None = None, progress_port: int | No
     """
     reached = _Reached()
     try:
-        ending = {"outcome": "Succeeded", **_run(read_config(config_path, placement.size), reached, progress_port, placement)}
+        ending = {
+            "outcome": "Succeeded",
+            **_run(read_config(config_path, 1 if placement is None else placement.size), reached, progress_port, placement),
+        }
         code = 0
     except Exception as raised:
         error = (reached.meeting.lost(raised) if reached.meeting else None) or raised

@@ -6,14 +6,16 @@ error with its name; what is only unwise is a warning (`TrainConfig.warnings`).
 
 from __future__ import annotations
 
+import math
 import re
-from pathlib import Path  # noqa: TC003 - pydantic resolves annotations at run time
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from glm5_runtime.config import ConfigError
+from glm5_runtime.train.deepspeed import Taken, read_deepspeed
 from glm5_runtime.train.rl.config import RlConfig, faults
 from glm5_runtime.train.section import Section as _Section
 
@@ -102,6 +104,12 @@ class TrainingConfig(_Section):
     """How the rate goes on after the warm-up: to zero along a cosine or a line, or not at all."""
     warmup: _Share = 0.03
     """Share of the steps over which the rate rises from zero."""
+    warmup_steps: int | None = Field(None, ge=0)
+    """Instead of warmup: so many steps."""
+    betas: tuple[_Share, _Share] = (0.9, 0.999)
+    """What AdamW keeps of its two means after each step."""
+    epsilon: _Rate = 1e-8
+    """What AdamW adds to the root that it divides by."""
     weight_decay: float = Field(0.01, ge=0, lt=1, allow_inf_nan=False)
     """Of matrices; vectors (norms, biases) are left alone."""
     clip: _Rate = 1.0
@@ -127,7 +135,13 @@ class TrainingConfig(_Section):
             raise ValueError("epochs and steps both say when to end; keep one")
         if self.batch_tokens is not None and "batch_size" in self.model_fields_set:
             raise ValueError("batch_size and batch_tokens both say how large a batch is; keep one")
+        if self.warmup_steps is not None and "warmup" in self.model_fields_set:
+            raise ValueError("warmup and warmup_steps both say how long the rate rises; keep one")
         return self
+
+    def rising(self, total: int) -> int:
+        """Steps of so many over which the rate rises."""
+        return math.ceil(self.warmup * total) if self.warmup_steps is None else self.warmup_steps
 
 
 class EvaluationConfig(_Section):
@@ -171,6 +185,10 @@ class TrainConfig(_Section):
     """Folder of the result: an adapter in PEFT's format, or a checkpoint."""
     merge: bool = False
     """With lora: write a whole checkpoint with the adapter added to the weights, not the adapter."""
+    deepspeed: Path | None = None
+    """A DeepSpeed JSON, for what the section training leaves open."""
+    _notes: tuple[str, ...] = PrivateAttr(())
+    """What of it is without a meaning here, or done in another way."""
 
     @model_validator(mode="after")
     def _sections_fit_the_method(self) -> Self:
@@ -222,7 +240,7 @@ class TrainConfig(_Section):
                 self.has_adapters and bool(dense)
             ),
         }
-        return [message for message, applies in found.items() if applies]
+        return [*self._notes, *(message for message, applies in found.items() if applies)]
 
 
 class _Yaml(yaml.SafeLoader):
@@ -240,8 +258,11 @@ class _Yaml(yaml.SafeLoader):
 _Yaml.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+"), list("-+.0123456789"))
 
 
-def read_config(path: Path) -> TrainConfig:
-    """The training file; raises ConfigError with every fault found. Relative paths count from the working folder."""
+def read_config(path: Path, ranks: int = 1) -> TrainConfig:
+    """The training file; raises ConfigError with every fault found. Relative paths count from the working folder.
+
+    `ranks`: those of the whole run, by which a DeepSpeed JSON may multiply its batch.
+    """
     try:
         raw = yaml.load(path.read_text(), _Yaml)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
@@ -250,15 +271,34 @@ def read_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: holds a {type(raw).__name__}, expected sections such as model, data, training")
+    taken = _with_deepspeed(raw, ranks)
+    faults = [f"{raw['deepspeed']}: {fault}" for fault in taken.faults]
     try:
-        return TrainConfig.model_validate(raw)
+        config = TrainConfig.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{path}: " + "; ".join(_say(dict(fault)) for fault in error.errors())) from error
+        faults += [_say(dict(fault), taken.origins) for fault in error.errors()]
+        raise ConfigError(f"{path}: " + "; ".join(faults)) from error
+    if faults:
+        raise ConfigError(f"{path}: " + "; ".join(faults))
+    config._notes = tuple(taken.warnings)
+    return config
 
 
-def _say(fault: dict[str, Any]) -> str:
-    """One fault with the field's path."""
+def _with_deepspeed(raw: dict[str, Any], ranks: int) -> Taken:
+    """Put what the DeepSpeed JSON says where the file says nothing; what was found in it."""
+    name, stated = raw.get("deepspeed"), raw.get("training") or {}
+    if not isinstance(name, str) or not isinstance(stated, dict):
+        return Taken()
+    taken = read_deepspeed(Path(name), stated, ranks)
+    raw["training"] = taken.training | stated
+    return taken
+
+
+def _say(fault: dict[str, Any], origins: dict[str, str]) -> str:
+    """One fault with the field's path, and with the key of the DeepSpeed JSON that it came from."""
     field = ".".join(map(str, fault["loc"]))
+    if fault["loc"][:1] == ("training",) and len(fault["loc"]) > 1 and fault["loc"][1] in origins:
+        field += f" (deepspeed: {origins[str(fault['loc'][1])]})"
     if fault["type"] == "extra_forbidden":
         return f"{field}: unknown; remove it or correct its name"
     if fault["type"] == "missing":

@@ -191,7 +191,7 @@ class Trainer:
     def _step(self, rows: Sequence[Example]) -> _Step:
         """One step of the optimiser: a batch in micro-batches, each loss divided by what the whole batch learns."""
         started, training, state = self._clock(), self._training, self._state
-        rate = training.learning_rate * rate_factor(state.step, self._total, training.schedule, training.warmup)
+        rate = training.learning_rate * rate_factor(state.step, self._total, training.schedule, training.rising(self._total))
         set_rate(self._optimizer, rate)
         found = self._learn_rows(rows) if self._learn is None else self._learn_otherwise(self._learn, rows)
         state.step += 1
@@ -223,7 +223,7 @@ class Trainer:
             self._seed(place)
             with self._sharded.gathering(is_last=place == len(packs) - 1):
                 loss = loss_of(place)
-                torch.autograd.backward(self._scaler.scale(loss * self._sharded.factor))
+                torch.autograd.backward(self._scaler.scale(loss))
             losses.append(loss.detach())
         self._scaler.unscale_(self._optimizer)
         norm = self._clip()

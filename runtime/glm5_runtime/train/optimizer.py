@@ -28,7 +28,9 @@ def adamw(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
         {"params": [each for each in trainable if each.dim() == 1], "weight_decay": 0.0},
     ]
     fused = all(each.device.type in {"cpu", "cuda"} for each in trainable)  # torch_npu has no such kernel behind this name
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.learning_rate, fused=fused)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.learning_rate, betas=config.betas, eps=config.epsilon, fused=fused
+    )
 
 
 def named_trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -36,9 +38,11 @@ def named_trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, each) for name, each in model.named_parameters() if each.requires_grad and each.is_leaf)
 
 
-def rate_factor(step: int, total: int, schedule: Literal["cosine", "linear", "constant"], warmup: float) -> float:
-    """What the learning rate is multiplied by in step 0, 1, …, total - 1. The first step already learns, and so does the last."""
-    rising = math.ceil(warmup * total)
+def rate_factor(step: int, total: int, schedule: Literal["cosine", "linear", "constant"], rising: int) -> float:
+    """What the learning rate is multiplied by in step 0, 1, …, total - 1, in the first `rising` of which it rises.
+
+    The first step already learns, and so does the last.
+    """
     if step < rising:
         return (step + 1) / rising
     done = (step - rising) / max(1, total - rising)

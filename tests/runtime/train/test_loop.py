@@ -11,6 +11,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from glm5_runtime.config import ConfigError
+from glm5_runtime.train.config import TrainingConfig
 from glm5_runtime.train.faults import MOST_IN_A_ROW, NotFinite
 from glm5_runtime.train.optimizer import adamw, named_trainable, rate_factor
 from tests.runtime.train.rows import make_rows
@@ -124,7 +125,13 @@ def test_decay_acts_on_matrices_alone(tmp_path: Path) -> None:
     ],
 )
 def test_the_rate_of_each_step(schedule: Any, warmup: float, expected: list[float]) -> None:  # noqa: ANN401 - one of three words
-    assert [rate_factor(step, 4, schedule, warmup) for step in range(4)] == pytest.approx(expected, abs=1e-5)
+    rising = TrainingConfig(warmup=warmup).rising(4)
+
+    assert [rate_factor(step, 4, schedule, rising) for step in range(4)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_warm_up_of_so_many_steps_is_as_long_whatever_the_run() -> None:
+    assert [TrainingConfig(warmup_steps=30).rising(total) for total in (100, 1000)] == [30, 30]
 
 
 def test_a_long_gradient_is_shortened_to_the_clip(tmp_path: Path) -> None:
