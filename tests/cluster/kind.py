@@ -4,6 +4,7 @@ Used by plugin.py, the CLI and the demo. With a Docker engine that can pull kind
 engine (engine.py) and the node image (nodeimage.py) are our own. `down` leaves no process, mount, interface or container.
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable
@@ -178,6 +179,8 @@ class KindCluster:
         run(tool("kind"), *words, env=self.engine.env, log=_log(self.name))
 
     def _delete(self) -> None:
+        with contextlib.suppress(CommandFailedError):  # it may be gone; what pods wrote belongs to them, and only root may remove it
+            self.engine.docker("exec", f"{self.name}-worker", "find", SHARED_NODE_PATH, "-mindepth", "1", "-delete")
         self._kind("delete", "cluster", "--name", self.name, "--kubeconfig", self.kubeconfig)
         cache.remove(_folder(self.name))
 
