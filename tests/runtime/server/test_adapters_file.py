@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from glm5_runtime.engine.engine import Engine
+from glm5_runtime.server import adapters_file
 from glm5_runtime.server.adapters_file import LONGEST_PAUSE, AdaptersFile
 from glm5_runtime.server.service import Service
 from tests.support import serving
@@ -425,6 +426,38 @@ async def test_a_slow_load_holds_up_neither_the_loop_nor_shares(server: Followed
         go_on.set()
     await settling
     assert (await server.states())["two"]["state"] == "Loaded"
+
+
+async def test_the_file_is_followed_while_the_server_runs(server: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_file, "LOOK_SECONDS", 0.01)
+    running = asyncio.create_task(server.file.run())
+    store = server.service.model.adapters
+    assert store is not None
+    try:
+        for names in ({"one"}, {"two"}, {"one", "two"}, set()):
+            server.path.write_text(json.dumps({"adapters": [server.entry(name) for name in names]}))
+            await serving.until(lambda names=names: {adapter.name for adapter in store.loaded} == names)  # type: ignore[misc]
+    finally:
+        running.cancel()
+
+
+async def test_a_load_that_hangs_keeps_no_server_from_being_ready(
+    adapted: Engine, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "adapters.json"
+    path.write_text(json.dumps({"adapters": [{"name": "one", "path": "one"}]}))
+    monkeypatch.setattr(adapters_file, "START_SECONDS", 0.05)
+    go_on = threading.Event()
+    assert adapted.adapters is not None
+    whole = adapted.adapters.replace
+    monkeypatch.setattr(adapted.adapters, "replace", lambda *given: (go_on.wait(60), whole(*given))[-1])
+    try:
+        async with following(adapted, root, path) as server:
+            assert (await server.states())["one"]["state"] == "Loading"
+            go_on.set()
+            await serving.until(lambda: server.file.states[0].state == "Loaded")
+    finally:
+        go_on.set()
 
 
 async def test_health_of_adapters_is_open_and_tells_of_a_server_without_any(engine: Engine) -> None:
