@@ -92,8 +92,8 @@ def course(site: Site, name: str = JOB) -> Course:
     )
 
 
-def follow(site: Site, show: Callable[[Course], None], until: Callable[[Course], bool], timeout: float = 600) -> Course:
-    """Show the job's course once a second until it is where it shall be.
+def follow(site: Site, show: Callable[[Course], None], until: Callable[[Course], bool], timeout: float = 600, pause: float = 1) -> Course:
+    """Show the job's course every `pause` seconds until it is where it shall be.
 
     Raises:
         NotTrainedError: It failed, its adapter was rolled back, or `timeout` seconds were not enough.
@@ -105,8 +105,11 @@ def follow(site: Site, show: Callable[[Course], None], until: Callable[[Course],
         if until(now):
             return now
         if now.outcome == "Failed" or now.phase == "RolledBack" or time.monotonic() > deadline:
-            raise NotTrainedError(f"job {JOB}: {now.outcome or 'not ended'}, {now.phase or 'not deployed'}, step {now.step}: {now.reason}")
-        time.sleep(1)
+            raise NotTrainedError(
+                f"job {JOB}: {now.outcome or 'not ended'}, {now.phase or 'not deployed'}, step {now.step}: {now.reason}\n"
+                f"When the cause is mended: kubectl delete glm5ft {JOB} -n {steps.NAMESPACE}, and the same again"
+            )
+        time.sleep(pause)
 
 
 def answers_before(site: Site, ask: Callable[[], dict[str, str]]) -> dict[str, str]:
