@@ -57,6 +57,7 @@ def up() -> None:
         steps.wait_serving(place, say)
     console.print(place.runtime, style="dim", markup=False, highlight=False)
     _ask(place)
+    console.rule(f"served after {time.monotonic() - begin:.0f} s; second act: GLM5FinetuneJob")
     _train(place)
     _how_to_go_on(place, operator, time.monotonic() - begin)
 
@@ -126,7 +127,6 @@ def _ask(place: Site) -> None:
 
 def _train(place: Site) -> None:
     """The second act: a job on cards of the training pool teaches the model something, and the operator brings it into the service."""
-    console.rule("GLM5FinetuneJob")
     if place.kind is None:
         console.print(training.LEFT_OUT, markup=False, highlight=False)
         return
