@@ -5,6 +5,7 @@ The two packages don't know each other: this test stands between them. Nothing i
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glm5_operator.api.finetune import DataFormat, Dtype, LongRows, Method, Schedule
+from glm5_operator.api.finetune_rl import Aggregation, Estimator, RewardRule
 from glm5_operator.api.finetune_rules import TARGETS
 from glm5_operator.plan.finetune_findings import advice
 from glm5_operator.status.ends import Cause, pod_end
@@ -77,6 +79,51 @@ def test_every_field_reaches_the_runtime_with_its_value(tmp_path: Path) -> None:
     assert (config.checkpoint.every_steps, config.checkpoint.keep, config.merge) == (50, 2, True)
 
 
+BY_REWARDS: Json = {
+    "method": "ppo",
+    "rl": {
+        "group": 4,
+        "maxNewTokens": 256,
+        "temperature": 0.8,
+        "epochs": 2,
+        "minibatches": 4,
+        "clipLow": 0.1,
+        "clipHigh": 0.3,
+        "kl": {"coefficient": 0.01, "estimator": "k1"},
+        "entropy": 0.001,
+        "aggregation": "seq-mean-token-mean",
+        "lengthPenalty": 0.001,
+        "gamma": 0.99,
+        "lam": 1,
+        "valueWeight": 1,
+        "valueClip": 0.5,
+        "reward": {"kind": "http", "url": "http://scores:8080/score", "timeout": 5, "retries": 1},
+    },
+}
+
+
+def test_every_field_of_learning_by_rewards_reaches_the_runtime_with_its_value(tmp_path: Path) -> None:
+    config = read(BY_REWARDS, tmp_path)
+
+    assert config.rl is not None
+    found = config.rl.model_dump(by_alias=False, exclude_unset=True)
+    stated = {re.sub("([A-Z])", lambda match: f"_{match[1].lower()}", name): value for name, value in BY_REWARDS["rl"].items()}
+    assert found == stated
+
+
+@pytest.mark.parametrize(
+    "rl",
+    [
+        *({"reward": {"kind": "rule", "rule": rule, "pattern": "x"}} for rule in RewardRule.__args__),  # type: ignore[attr-defined] # a Literal
+        *({"reward": {"kind": "rule"}, "aggregation": way} for way in Aggregation.__args__),  # type: ignore[attr-defined]
+        *({"reward": {"kind": "rule"}, "kl": {"coefficient": 1, "estimator": way}} for way in Estimator.__args__),  # type: ignore[attr-defined]
+        {"reward": {"kind": "rule"}, "divideBySpread": False},
+    ],
+)
+def test_each_choice_of_learning_by_rewards_is_one_of_the_runtime(rl: Json, tmp_path: Path) -> None:
+    assert read({"method": "grpo", "rl": rl}, tmp_path).is_rl
+
+
 def test_a_batch_may_be_stated_in_tokens(tmp_path: Path) -> None:
     assert read({"training": {"batchTokens": 4096}}, tmp_path).training.batch_tokens == 4096
 
@@ -99,6 +146,8 @@ def test_each_value_of_a_choice_is_one_of_the_runtime(values: Any, key: str, tmp
     section, _, field = key.rpartition(".")
     for value in values.__args__:
         base: Json = {"data": {"source": "pvc://data/sets/qa.jsonl"}}
+        if value in {"grpo", "ppo"}:
+            base["rl"] = {"reward": {"kind": "rule"}}
         spec = base | ({section: {**base.get(section, {}), field: value}} if section else {field: value})
         read(spec, tmp_path)
 

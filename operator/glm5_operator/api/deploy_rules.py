@@ -52,8 +52,8 @@ DEPLOY_RULES: Final = (
     ),
     Rule(
         "deploy-adapter",
-        "!has(self.deploy) || (self.method == 'lora' && !self.?merge.orValue(false))",
-        "deploy loads an adapter into a running service: it needs method lora, without merge",
+        "!has(self.deploy) || (self.method != 'full' && !self.?merge.orValue(false))",
+        "deploy loads an adapter into a running service: it needs a method that trains one, such as lora, without merge",
         ".deploy",
     ),
     Rule(

@@ -12,12 +12,13 @@ from pydantic import ConfigDict, Field
 from . import names
 from .common import ApiObject, Duration, Model, Quantity, quantity_bytes
 from .deploy import DeploySpec
+from .finetune_rl import RlSpec
 from .finetune_status import GLM5FinetuneJobStatus
 from .known import KNOWN_MODELS, LONGEST_CONTEXT
 from .podtemplate import TrainerPodTemplate
 from .rules import validations
 
-Method = Literal["lora", "full"]
+Method = Literal["lora", "full", "grpo", "ppo"]
 LongRows = Literal["refuse", "cut"]
 DataFormat = Literal["auto", "alpaca", "sharegpt", "openai", "text"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -72,7 +73,7 @@ class LoraSpec(Model):
     alpha: Annotated[float, Field(ge=0, le=65536)] | None = None
     """The adapter's output is multiplied by alpha / rank; at least the rank. Default: the rank."""
     dropout: Annotated[float, Field(ge=0, le=1, json_schema_extra=validations("lora-dropout"))] | None = None
-    """Share of each adapter's inputs that are dropped while training. Default: 0.1."""
+    """Share of each adapter's inputs that are dropped while training. Default: 0.1; with grpo and ppo none are."""
     targets: Annotated[tuple[Annotated[str, Field(max_length=32)], ...], Field(strict=False, min_length=1, max_length=16)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "set", **validations("lora-targets")}
     )
@@ -175,6 +176,12 @@ class GLM5FinetuneJobSpec(Model):
         json_schema_extra=validations(
             "finetune-section",
             "finetune-merge",
+            "finetune-rl",
+            "finetune-rl-card",
+            "finetune-rl-rows",
+            "finetune-rl-dropout",
+            "finetune-grpo",
+            "finetune-ppo",
             "finetune-memory",
             "finetune-length-of-model",
             "finetune-batch-reaches-cards",
@@ -186,11 +193,13 @@ class GLM5FinetuneJobSpec(Model):
     model: FinetuneModelSpec
     """The base model."""
     method: Method
-    """lora: thin matrices beside the frozen model. full: every parameter but the indexer's."""
+    """lora: thin matrices beside the frozen model. full: every parameter but the indexer's. grpo, ppo: the same matrices, by rewards."""
     data: DataSpec
     """What is learned from."""
     lora: LoraSpec | None = None
-    """With method lora: which modules get an adapter, and of what size."""
+    """Of all methods but full: which modules get an adapter, and of what size."""
+    rl: RlSpec | None = None
+    """Of methods grpo and ppo, which need it: how answers are made and what they are worth."""
     training: TrainingSpec | None = None
     """The optimisation itself."""
     evaluation: EvaluationSpec | None = None
@@ -204,10 +213,10 @@ class GLM5FinetuneJobSpec(Model):
     output: Annotated[str, Field(min_length=1, max_length=1024, json_schema_extra=validations("output-folder", "output-path"))]
     """Folder of the result, pvc://CLAIM/FOLDER: an adapter in PEFT's format, or a checkpoint."""
     merge: bool | None = None
-    """With method lora: write a whole checkpoint with the adapter added to the weights instead of the adapter. Default: false."""
+    """Of all methods but full: write a whole checkpoint with the adapter added to the weights instead of the adapter. Default: false."""
     deploy: DeploySpec | None = None
-    """With method lora: the running service that the adapter goes into once it is published. Removing it takes the adapter out again.
-    Default: none.
+    """Of all methods but full: the running service that the adapter goes into once it is published. Removing it takes the adapter out
+    again. Default: none.
     """
     policy: PolicySpec | None = None
     """How long and how often the job may try."""

@@ -16,13 +16,13 @@ TARGETS: Final = (
 """Modules that take an adapter; q and v are what other models call q_b_proj and kv_b_proj."""
 
 FIXED: Final = (
-    "model", "method", "data", "lora", "training", "evaluation", "pool", "parallelism", "checkpoint", "output", "merge",
+    "model", "method", "data", "lora", "rl", "training", "evaluation", "pool", "parallelism", "checkpoint", "output", "merge",
 )  # fmt: skip
 """Fields that the checkpoints of a run depend on, so that they can't change under it."""
 
 _KNOWN: Final = quoted(KNOWN_MODELS)
 _BAD_PATH: Final = r"^[a-z]+:///?[^\\n]*(//|/\\.\\.?(/|$)|[\\s\\\\])"
-_OPTIONAL: Final = ("lora", "training", "evaluation", "merge")
+_OPTIONAL: Final = ("lora", "rl", "training", "evaluation", "merge")
 _UNCHANGED: Final = " && ".join(
     f"(has(self.spec.{name}) ? has(oldSelf.spec.{name}) && self.spec.{name} == oldSelf.spec.{name} : !has(oldSelf.spec.{name}))"
     if name in _OPTIONAL
@@ -48,16 +48,17 @@ def _job_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "finetune-section",
-            "self.method == 'lora' || !has(self.lora)",
-            "the section lora belongs to method lora: remove it, or set method to lora",
+            "self.method != 'full' || !has(self.lora)",
+            "the section lora belongs to methods that train an adapter: remove it, or set method to lora",
             ".lora",
         ),
         Rule(
             "finetune-merge",
-            "self.method == 'lora' || !has(self.merge)",
-            "merge belongs to method lora, where there is an adapter to merge: remove it, or set method to lora",
+            "self.method != 'full' || !has(self.merge)",
+            "merge belongs to methods where there is an adapter to merge: remove it, or set method to lora",
             ".merge",
         ),
+        *_rl_rules(),
         Rule(
             "finetune-memory",
             f"self.model.name in {_KNOWN} || has(self.model.memory)",
@@ -84,6 +85,62 @@ def _job_rules() -> tuple[Rule, ...]:
             "output, checkpoint.storage and model.source must be three folders: a run writes to the first two and reads the third",
             ".output",
         ),
+    )
+
+
+def _rl_rules() -> tuple[Rule, ...]:
+    by_rewards = "self.method in ['grpo', 'ppo']"
+    return (
+        Rule(
+            "finetune-rl",
+            f"({by_rewards}) == has(self.rl)",
+            "methods grpo and ppo need the section rl, and no other method has it: add it, remove it, or change method",
+            ".rl",
+        ),
+        Rule(
+            "finetune-rl-card",
+            f"!({by_rewards}) || self.parallelism.?nodes.orValue(1) * self.parallelism.npusPerNode == 1",
+            "methods grpo and ppo run on one card: set parallelism.npusPerNode to 1, and nodes to 1 or leave it out",
+            ".parallelism",
+        ),
+        Rule(
+            "finetune-rl-rows",
+            f"!({by_rewards}) || (self.?evaluation.?share.orValue(0.0) == 0.0 && !self.?training.?batchTokens.hasValue())",
+            "with methods grpo and ppo no rows are held back, and a batch is so many prompts: remove evaluation and training.batchTokens",
+            ".method",
+        ),
+        Rule(
+            "finetune-rl-dropout",
+            f"!({by_rewards}) || self.?lora.?dropout.orValue(0.0) == 0.0",
+            "with methods grpo and ppo nothing is dropped, or probabilities would differ by chance: remove lora.dropout",
+            ".lora.dropout",
+        ),
+        Rule(
+            "finetune-grpo",
+            "self.method != 'grpo' || !has(self.rl) || (self.rl.?group.orValue(8) > 1 && !has(self.rl.gamma) && !has(self.rl.lam)"
+            " && !has(self.rl.valueWeight) && !has(self.rl.valueClip))",
+            "grpo compares answers of a group and has no values: let rl.group be 2 or more, without gamma, lam, valueWeight and valueClip",
+            ".rl",
+        ),
+        Rule(
+            "finetune-ppo",
+            "self.method != 'ppo' || !has(self.rl) || !has(self.rl.divideBySpread)",
+            "rl.divideBySpread belongs to method grpo: remove it",
+            ".rl.divideBySpread",
+        ),
+        Rule(
+            "reward-rule",
+            "self.kind == 'rule' ? (self.?rule.orValue('exact') != 'regex' || has(self.pattern)) : (!has(self.rule) && !has(self.pattern))",
+            "reward.rule and reward.pattern belong to kind rule, and rule regex needs a pattern",
+            ".rule",
+        ),
+        Rule(
+            "reward-http",
+            "self.kind == 'http' ? has(self.url) : (!has(self.url) && !has(self.timeout) && !has(self.retries))",
+            "reward.url, timeout and retries belong to kind http, which needs a url",
+            ".url",
+        ),
+        Rule("reward-url", "self.matches('^https?://[^/ ]+(/[^ ]*)?$')", "reward.url must be http://HOST:PORT/PATH or https://HOST/PATH"),
     )
 
 

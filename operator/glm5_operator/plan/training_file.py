@@ -30,6 +30,7 @@ def training_file(spec: GLM5FinetuneJobSpec, places: Places) -> str:
         "method": spec.method,
         "data": {"files": [places.data], **data},
         "lora": _stated(spec.lora),
+        "rl": _stated(spec.rl),
         "training": _stated(spec.training),
         "evaluation": _stated(spec.evaluation),
         "checkpoint": {"directory": places.checkpoints, **checkpoint},

@@ -14,6 +14,13 @@ def _training(**fields: object) -> Json:
     return finetune({"training": dict(fields)})
 
 
+RULE: Json = {"kind": "rule", "rule": "contains", "pattern": "yes"}
+
+
+def _by_rewards(**fields: object) -> Json:
+    return finetune({"method": "grpo", "rl": {"reward": RULE}, "parallelism": {"npusPerNode": 1}, **fields})
+
+
 FINETUNE_CASES = [
     Case("finetune-name", finetune(name="a" * 63), finetune(name="tune.1"), "at most 63 lower-case letters"),
     Case(
@@ -29,6 +36,40 @@ FINETUNE_CASES = [
         says="create another job",
     ),
     Case("finetune-section", finetune({"lora": {"rank": 32}}), finetune({"method": "full", "lora": {}}), "set method to lora"),
+    Case("finetune-rl", _by_rewards(), finetune({"method": "ppo"}), "need the section rl"),
+    Case(
+        "finetune-rl-card",
+        _by_rewards(parallelism={"nodes": 1, "npusPerNode": 1}),
+        _by_rewards(parallelism={"nodes": 2, "npusPerNode": 1}),
+        "on one card",
+    ),
+    Case("finetune-rl-rows", _by_rewards(evaluation={"share": 0}), _by_rewards(evaluation={"share": 0.1}), "no rows are held back"),
+    Case("finetune-rl-dropout", _by_rewards(lora={"dropout": 0}), _by_rewards(lora={"dropout": 0.1}), "remove lora.dropout"),
+    Case("finetune-grpo", _by_rewards(rl={"reward": RULE, "group": 2}), _by_rewards(rl={"reward": RULE, "lam": 1}), "has no values"),
+    Case(
+        "finetune-ppo",
+        _by_rewards(method="ppo", rl={"reward": RULE, "lam": 1, "group": 1}),
+        _by_rewards(method="ppo", rl={"reward": RULE, "divideBySpread": True}),
+        "belongs to method grpo",
+    ),
+    Case(
+        "reward-rule",
+        _by_rewards(rl={"reward": {"kind": "rule", "rule": "regex", "pattern": "^[0-9]+$"}}),
+        _by_rewards(rl={"reward": {"kind": "rule", "rule": "regex"}}),
+        "regex needs a pattern",
+    ),
+    Case(
+        "reward-http",
+        _by_rewards(rl={"reward": {"kind": "http", "url": "http://scores:80/score", "timeout": 5, "retries": 0}}),
+        _by_rewards(rl={"reward": {"kind": "rule", "timeout": 5}}),
+        "belong to kind http",
+    ),
+    Case(
+        "reward-url",
+        _by_rewards(rl={"reward": {"kind": "http", "url": "https://scores.example.com"}}),
+        _by_rewards(rl={"reward": {"kind": "http", "url": "ftp://scores"}}),
+        "reward.url must be",
+    ),
     Case("finetune-merge", finetune({"merge": True}), finetune({"method": "full", "merge": False}), "an adapter to merge"),
     Case(
         "finetune-memory",
@@ -129,6 +170,7 @@ FIXED_CHANGES: dict[str, Json] = {
     "method": {"method": "full"},
     "data": {"data": {"maxLength": 1024}},
     "lora": {"lora": {"rank": 32}},
+    "rl": {"method": "grpo", "rl": {"reward": RULE}, "parallelism": {"npusPerNode": 1}},
     "training": {"training": {"epochs": 2}},
     "evaluation": {"evaluation": {"share": 0.1}},
     "pool": {"pool": "other"},

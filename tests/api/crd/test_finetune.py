@@ -107,11 +107,42 @@ EVERYTHING: Json = {
 
 def test_a_spec_with_every_field_is_stored_as_it_was_sent_and_read_by_the_model(api: Api) -> None:
     sent = finetune(EVERYTHING)
-    assert set(sent["spec"]) == {field.alias for field in GLM5FinetuneJob.model_fields["spec"].annotation.model_fields.values()}  # type: ignore[union-attr]
+    assert {*sent["spec"], "rl"} == {field.alias for field in GLM5FinetuneJob.model_fields["spec"].annotation.model_fields.values()}  # type: ignore[union-attr]
     stored = api.create(sent, dry_run=False).body
     assert stored["spec"] == sent["spec"]
     read = GLM5FinetuneJob.parse(stored)
     assert (read.spec.cards, read.spec.nodes, read.spec.memory_bytes) == (8, 2, 64 * 2**30)
+
+
+BY_REWARDS: Json = {
+    "method": "ppo",
+    "parallelism": {"npusPerNode": 1},
+    "rl": {
+        "group": 4,
+        "maxNewTokens": 256,
+        "temperature": 0.8,
+        "epochs": 2,
+        "minibatches": 4,
+        "clipLow": 0.1,
+        "clipHigh": 0.3,
+        "kl": {"coefficient": 0.01, "estimator": "k1"},
+        "entropy": 0.001,
+        "aggregation": "seq-mean-token-mean",
+        "lengthPenalty": 0.001,
+        "gamma": 0.99,
+        "lam": 1,
+        "valueWeight": 1,
+        "valueClip": 0.5,
+        "reward": {"kind": "http", "url": "http://scores:8080/score", "timeout": 5, "retries": 1},
+    },
+}
+
+
+def test_a_job_that_learns_by_rewards_is_stored_as_it_was_sent_and_read_by_the_model(api: Api) -> None:
+    sent = finetune(BY_REWARDS)
+    stored = api.create(sent, dry_run=False).body
+    assert stored["spec"] == sent["spec"]
+    assert GLM5FinetuneJob.parse(stored).spec.cards == 1
 
 
 def test_a_short_job_gets_no_default(api: Api) -> None:
