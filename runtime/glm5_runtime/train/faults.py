@@ -41,10 +41,9 @@ def first_place(model: TrainingModel, packs: Iterable[Pack], ranks: Ranks = ALON
     All ranks ask together, each with its own packs, and are told the same.
     """
     forward = [_in_forward(model, pack) for pack in packs]  # all of them: other ranks take part in each
-    if (place := _first(forward)) is None:
-        place = _in_gradients(model)
-    found = _first(ranks.each(lambda: place))
-    return found or "no single place: it doesn't happen again"
+    found = ranks.each(lambda: (_first(forward), _in_gradients(model)))
+    outputs, gradients = zip(*found, strict=True)
+    return _first(outputs) or _first(gradients) or "no single place: it doesn't happen again"
 
 
 def _first(places: Iterable[str | None]) -> str | None:

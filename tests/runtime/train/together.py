@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-LIMIT = 60.0
+LIMIT = 100.0
 """Seconds until ranks that stand still are ended."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.runtime.train.together", "tests.runtime.train.runs"])
