@@ -66,8 +66,6 @@ def advice(spec: GLM5FinetuneJobSpec) -> tuple[Finding, ...]:
 
 
 def _advice(spec: GLM5FinetuneJobSpec) -> Iterator[str]:
-    if spec.cards > 1:
-        yield "parallelism asks for more than one card, and the runtime trains in one process so far: set nodes and npusPerNode to 1"
     training = spec.training
     rate = (training.learning_rate if training else None) or 2e-4
     clip = (training.clip if training else None) or 1.0
