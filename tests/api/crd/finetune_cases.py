@@ -36,7 +36,7 @@ FINETUNE_CASES = [
         says="create another job",
     ),
     Case("finetune-section", finetune({"lora": {"rank": 32}}), finetune({"method": "full", "lora": {}}), "set method to lora"),
-    Case("finetune-rl", _by_rewards(), finetune({"method": "ppo"}), "need the section rl"),
+    Case("finetune-rl", _by_rewards(), finetune({"method": "ppo", "parallelism": {"npusPerNode": 1}}), "need the section rl"),
     Case(
         "finetune-rl-card",
         _by_rewards(parallelism={"nodes": 1, "npusPerNode": 1}),

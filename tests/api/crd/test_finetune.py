@@ -27,7 +27,7 @@ WRONG: dict[str, tuple[str, Json]] = {
         "spec.deploy.evaluate.leastExactMatch",
         finetune({"deploy": {"service": "chat", "adapter": "a", "evaluate": {"source": "pvc://d/a.jsonl", "leastExactMatch": 1.1}}}),
     ),
-    "a method that doesn't work yet": ("spec.method", finetune({"method": "grpo"})),
+    "a method that there isn't": ("spec.method", finetune({"method": "dpo"})),
     "no method": ("spec.method", finetune({"method": REMOVED})),
     "no data": ("spec.data", finetune({"data": REMOVED})),
     "no checkpoints": ("spec.checkpoint", finetune({"checkpoint": REMOVED})),

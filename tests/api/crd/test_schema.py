@@ -121,7 +121,7 @@ def test_a_service_with_200_kilobytes_in_its_pod_template_is_stored_whole(api: A
 
 @pytest.mark.parametrize("path", sorted(CRDS.glob("*.yaml")), ids=lambda path: path.name)
 def test_a_crd_is_far_below_the_limit_of_client_side_apply(path: Path) -> None:
-    assert len(path.read_bytes()) < CLIENT_SIDE_LIMIT / 4
+    assert len(path.read_bytes()) < CLIENT_SIDE_LIMIT / 3
 
 
 def test_applying_the_crds_again_changes_nothing_either_way(installed: ApiCluster) -> None:
