@@ -60,7 +60,7 @@ def _by_adapters(cache: Cache, owner: Resource, settle: float) -> Iterator[tuple
     targets = {str((part or {}).get("service") or "") for part in (spec.get("deploy"), status.get("deployment"))} - {""}
     for target in sorted(targets):
         yield Key(kinds.SERVICE.name, namespace, target), settle
-    if spec.get("method") != "lora" or not status.get("outcome"):
+    if spec.get("method") == "full" or not status.get("outcome"):
         return  # while it trains, nothing of it is in any service
     for service in cache.list(kinds.SERVICE.name, namespace):
         listed = (service.get("spec") or {}).get("adapters") or ()
