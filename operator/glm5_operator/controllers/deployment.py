@@ -19,7 +19,7 @@ from glm5_operator.plan.deployment import hindrance
 from glm5_operator.plan.evaluation import CONTAINER, evaluation
 from glm5_operator.plan.facts import AdapterFacts, Finding
 from glm5_operator.status import conditions as c
-from glm5_operator.status.deployment import Evaluated, Seen, Step, advance, deployed_condition
+from glm5_operator.status.deployment import Evaluated, Seen, Stage, Step, advance, deployed_condition
 from glm5_operator.status.pods import is_replica, is_true
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from glm5_operator.kube import Applier, Cache, Events, Manifest, Resource
 
 MOST_MESSAGE: Final = 400
-ASKED_IN: Final = frozenset({"Loading", "Evaluating", "Canary"})
+ASKED_IN: Final = frozenset({Stage.LOADING, Stage.EVALUATING, Stage.CANARY})
 """Phases in which it matters what pods say."""
 
 
@@ -164,10 +164,10 @@ class Deployments:
         phase = report.get("phase")
         if phase == previous.get("phase"):
             return
-        if phase == "RolledBack":
-            self.events.warning(resource, "RolledBack", f"{report.get('reason')}: {report.get('message')}")
-        elif phase == "Deployed":
-            self.events.normal(resource, "Deployed", str(report.get("message") or ""))
+        if phase == Stage.ROLLED_BACK:
+            self.events.warning(resource, Stage.ROLLED_BACK.value, f"{report.get('reason')}: {report.get('message')}")
+        elif phase == Stage.DEPLOYED:
+            self.events.normal(resource, Stage.DEPLOYED.value, str(report.get("message") or ""))
 
 
 def evaluations(cache: Cache, resource: Resource) -> list[Resource]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api.deploy import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from glm5_operator.status.adapters import PodAnswer
 
 DEPLOYED: Final = "Deployed"
-"""The condition, and the phase at the end of the way."""
+"""The condition."""
 
 REFUSED_AFTER: Final = timedelta(seconds=60)
 """A pod that can't load an adapter tries again; a volume may show a new folder late."""
@@ -43,6 +44,29 @@ EARLY_FAILURES: Final = 3
 MOST_MESSAGE: Final = 500
 
 Json = dict[str, Any]
+
+
+class Stage(StrEnum):
+    """Phases of a deployment."""
+
+    WAITING = "Waiting"
+    LOADING = "Loading"
+    EVALUATING = "Evaluating"
+    CANARY = "Canary"
+    DEPLOYED = "Deployed"
+    ROLLED_BACK = "RolledBack"
+
+
+class Reason(StrEnum):
+    """Why an adapter waits or was taken out, beside what `plan.deployment` finds."""
+
+    SERVICE_NOT_READY = "ServiceNotReady"
+    LOAD_FAILED = "LoadFailed"
+    EVALUATION_FAILED = "EvaluationFailed"
+    WORSE_LOSS = "WorseLoss"
+    WORSE_EXACT_MATCH = "WorseExactMatch"
+    EXACT_MATCH_TOO_LOW = "ExactMatchTooLow"
+    TOO_MANY_FAILURES = "TooManyFailures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +121,21 @@ class Step:
 def advance(deploy: DeploySpec, sha256: str, previous: Mapping[str, Any], seen: Seen, now: datetime) -> Step:
     """One step. `previous` is `status.deployment`, of this deployment or of one that the spec doesn't mean any more; or empty."""
     same = (previous.get("service"), previous.get("adapter")) == (deploy.service, deploy.adapter)
-    report = dict(previous) if same and moment(previous.get("since")) else _phase({}, deploy, "Waiting", now)
+    report = dict(previous) if same and moment(previous.get("since")) else _phase({}, deploy, Stage.WAITING, now)
     phase = report.get("phase")
-    if phase == "RolledBack":
+    if phase == Stage.ROLLED_BACK:
         return Step(report)
     if seen.hindrance is not None:
         return _waits(report, deploy, seen.hindrance.reason, seen.hindrance.message, now)
-    if phase == "Waiting":
+    if phase == Stage.WAITING:
         if not seen.ready:
-            return _waits(report, deploy, "ServiceNotReady", f"GLM5Service {deploy.service} doesn't serve yet", now)
-        return Step(_phase(report, deploy, "Loading", now) | {"began": stamp(now)}, again=SOON)
-    if phase == "Loading":
+            return _waits(report, deploy, Reason.SERVICE_NOT_READY, f"GLM5Service {deploy.service} doesn't serve yet", now)
+        return Step(_phase(report, deploy, Stage.LOADING, now) | {"began": stamp(now)}, again=SOON)
+    if phase == Stage.LOADING:
         return _loading(report, deploy, sha256, seen, now)
-    if phase == "Evaluating":
+    if phase == Stage.EVALUATING:
         return _evaluating(report, deploy, seen, now)
-    if phase == "Canary":
+    if phase == Stage.CANARY:
         return _canary(report, deploy, seen, now)
     return Step(report)
 
@@ -121,8 +145,8 @@ def deployed_condition(deploy: DeploySpec, outcome: str, report: Mapping[str, An
     phase, message = str(report.get("phase") or ""), str(report.get("message") or "")
     if not phase:
         return Condition(DEPLOYED, Truth.FALSE, "NotPublished" if outcome else "NotYet", "")
-    if phase == DEPLOYED:
-        return Condition(DEPLOYED, Truth.TRUE, DEPLOYED, message or f"{deploy.adapter} is in GLM5Service {deploy.service}")
+    if phase == Stage.DEPLOYED:
+        return Condition(DEPLOYED, Truth.TRUE, Stage.DEPLOYED.value, message or f"{deploy.adapter} is in GLM5Service {deploy.service}")
     reason = str(report.get("reason") or phase)
     said = f"{phase}: {message}" if message else phase
     return Condition(DEPLOYED, Truth.FALSE, reason, said)
@@ -133,11 +157,11 @@ def _loading(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: dat
     having = sum(has(pod, deploy.adapter, sha256) for pod in seen.pods)
     if seen.pods and having == len(seen.pods):
         if deploy.evaluate is not None:
-            return Step(_phase(report, deploy, "Evaluating", now), evaluates=True, again=LOOKING)
+            return Step(_phase(report, deploy, Stage.EVALUATING, now), evaluates=True, again=LOOKING)
         return _exposed(report, deploy, seen, now)
     refusal = first_refusal(seen.pods, deploy.adapter)
     if refusal and now >= _since(report) + REFUSED_AFTER:
-        return _back(report, deploy, "LoadFailed", refusal, now)
+        return _back(report, deploy, Reason.LOAD_FAILED, refusal, now)
     message = refusal or f"{having} of {len(seen.pods)} ready pods have it"
     return Step(report | {"message": message}, again=SOON)
 
@@ -148,7 +172,7 @@ def _evaluating(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> 
         return _exposed(report, deploy, seen, now)
     found = seen.evaluated
     if found.state == "Failed":
-        return _back(report, deploy, "EvaluationFailed", found.message or "the evaluation failed", now)
+        return _back(report, deploy, Reason.EVALUATION_FAILED, found.message or "the evaluation failed", now)
     if found.state == "Lost":
         return Step(report | {"message": "what the evaluation found is lost; it is begun anew"}, evaluates=False, again=SOON)
     if found.state != "Succeeded":
@@ -167,7 +191,7 @@ def _exposed(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Ste
         return _finished(report, deploy, now)
     share = canary.share or DEFAULT_CANARY_SHARE
     begun = tally(Tally(), seen.pods, seen.live, deploy.adapter, counts_before=True)
-    return Step(_phase(report, deploy, "Canary", now) | {"share": share, "canary": begun.as_json()}, again=COUNTING)
+    return Step(_phase(report, deploy, Stage.CANARY, now) | {"share": share, "canary": begun.as_json()}, again=COUNTING)
 
 
 def _canary(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
@@ -183,7 +207,7 @@ def _canary(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step
     asked = bool(seen.pods) and all(pod.held is not None for pod in seen.pods)
     ending = now >= over and counted.requests >= least and asked
     if counted.excess > allowed and (ending or counted.failures >= EARLY_FAILURES):
-        return _back(report, deploy, "TooManyFailures", f"{counted.told}; {allowed:.1%} more than the others may fail", now)
+        return _back(report, deploy, Reason.TOO_MANY_FAILURES, f"{counted.told}; {allowed:.1%} more than the others may fail", now)
     if ending:
         return _finished(report, deploy, now)
     wait = max(SOON, min(COUNTING, over - now))
@@ -194,23 +218,23 @@ def _canary(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step
 def _finished(report: Json, deploy: DeploySpec, now: datetime) -> Step:
     message = f"{deploy.adapter} answers by its own name and for the model of GLM5Service {deploy.service}"
     told = _told(report.get("evaluation") or {})
-    return Step(_phase(report, deploy, DEPLOYED, now) | {"share": 1.0, "message": f"{message}{f' ({told})' if told else ''}"})
+    return Step(_phase(report, deploy, Stage.DEPLOYED, now) | {"share": 1.0, "message": f"{message}{f' ({told})' if told else ''}"})
 
 
 def _waits(report: Json, deploy: DeploySpec, reason: str, message: str, now: datetime) -> Step:
     """Back at the beginning, from wherever it was: the service that it was tried in is another one now, or takes no adapters."""
-    waiting = report if report.get("phase") == "Waiting" else _phase({}, deploy, "Waiting", now)
-    return Step(waiting | {"reason": reason, "message": clipped(message, MOST_MESSAGE)}, again=LOOKING)
+    waiting = report if report.get("phase") == Stage.WAITING else _phase({}, deploy, Stage.WAITING, now)
+    return Step(waiting | {"reason": str(reason), "message": clipped(message, MOST_MESSAGE)}, again=LOOKING)
 
 
 def _back(report: Json, deploy: DeploySpec, reason: str, message: str, now: datetime) -> Step:
-    return Step(_phase(report, deploy, "RolledBack", now) | {"reason": reason, "message": clipped(message, MOST_MESSAGE)})
+    return Step(_phase(report, deploy, Stage.ROLLED_BACK, now) | {"reason": str(reason), "message": clipped(message, MOST_MESSAGE)})
 
 
-def _phase(report: Json, deploy: DeploySpec, phase: str, now: datetime) -> Json:
+def _phase(report: Json, deploy: DeploySpec, phase: Stage, now: datetime) -> Json:
     """A new phase begins: with no share and no words, and with what earlier ones found."""
     kept: Json = {name: report[name] for name in ("began", "evaluation", "canary") if name in report}
-    return {"phase": phase, "since": stamp(now), "service": deploy.service, "adapter": deploy.adapter, "share": 0.0, **kept}
+    return {"phase": phase.value, "since": stamp(now), "service": deploy.service, "adapter": deploy.adapter, "share": 0.0, **kept}
 
 
 def _since(report: Mapping[str, Any]) -> datetime:
@@ -241,19 +265,21 @@ def _worse(evaluate: EvaluateSpec, found: Mapping[str, Any]) -> tuple[str, str] 
     """Reason and words when clients would be worse off with it."""
     loss, base = found.get("loss"), found.get("baseLoss")
     if loss is None or base is None:
-        return "EvaluationFailed", "the evaluation told no finite loss"
+        return Reason.EVALUATION_FAILED, "the evaluation told no finite loss"
     tolerance = evaluate.tolerance or 0.0
     if loss > base + tolerance:
-        return "WorseLoss", f"its loss is {loss:.4g}, without it {base:.4g}" + (f", and {tolerance:g} more is allowed" if tolerance else "")
+        return Reason.WORSE_LOSS, f"its loss is {loss:.4g}, without it {base:.4g}" + (
+            f", and {tolerance:g} more is allowed" if tolerance else ""
+        )
     exact, before = found.get("exactMatch"), found.get("baseExactMatch")
     least = evaluate.least_exact_match
     if least is not None and (exact is None or exact < least):
         return (
-            "ExactMatchTooLow",
+            Reason.EXACT_MATCH_TOO_LOW,
             f"{'no answer' if exact is None else f'{exact:.1%} of its answers'} are exactly right, and {least:.1%} must be",
         )
     if exact is not None and before is not None and exact < before:
-        return "WorseExactMatch", f"{exact:.1%} of its answers are exactly right, without it {before:.1%}"
+        return Reason.WORSE_EXACT_MATCH, f"{exact:.1%} of its answers are exactly right, without it {before:.1%}"
     return None
 
 

@@ -55,6 +55,19 @@ def test_the_yaml_is_what_kubectl_would_apply() -> None:
     assert engine["resources"]["limits"]["huawei.com/Ascend910"] == "1"
 
 
+def test_adapters_are_a_config_map() -> None:
+    plan = planned("-f", str(SAMPLES / "tiny-adapters.yaml"), "--product", "A2")
+    (file,) = [manifest for manifest in plan["objects"] if manifest["kind"] == "ConfigMap"]
+    assert file["metadata"]["name"] == "tiny-adapters"
+    assert json.loads(file["data"]["adapters.json"]) == {"adapters": [{"name": "sales", "path": "/adapters/sales", "share": 0.0}]}
+
+
+def test_an_adapter_of_a_job_waits_for_it_in_the_plan(tmp_path: Path) -> None:
+    path = write(tmp_path, service(TINY, {"adapterStorage": "pvc://adapters", "adapters": [{"name": "a", "source": "job://tune"}]}))
+    plan = planned("-f", path, "--product", "A2")
+    assert plan["warnings"] == [{"reason": "AdapterWaits", "message": "adapter a: there is no GLM5FinetuneJob tune"}]
+
+
 def test_a_service_that_cannot_work_ends_with_what_to_change() -> None:
     run = glm5("plan", "-f", str(SAMPLES / "glm-5.1-w8a8-a3.yaml"), "--product", "A2")
     assert run.exit_code == 4
