@@ -128,8 +128,9 @@ async def _ask(server: _Server, name: str, row: HeldOut, score: Score) -> None:
         score.loss_sum += loss
         score.tokens += sum(example.trained[1:])
     if row.question is not None:
+        choice = await server.answer(name, row.question)  # first: `+=` would add to the count from before the wait
         score.questions += 1
-        score.matches += row.question.is_answered_by(await server.answer(name, row.question))
+        score.matches += row.question.is_answered_by(choice)
 
 
 class _Server:

@@ -270,3 +270,21 @@ def test_data_that_can_not_be_used_has_its_own_exit_code(
     code, result = ask(Listed(), write_rows(tmp_path / "rows.jsonl", rows), monkeypatch)
     assert (code, result["outcome"]) == (3, outcome)
     assert message in result["message"]
+
+
+async def test_answers_that_come_while_others_are_waited_for_all_count(tmp_path: Path, renderer: Renderer) -> None:
+    """Rows are asked for several at a time; a count read before the wait and written after it would lose those in between."""
+    rows = read_held_out(questions(tmp_path / "rows.jsonl"), renderer, 256, 200).rows
+
+    class Prompt(tool._Server):
+        async def loss(self, name: str, example: object) -> float:
+            return 0.5
+
+        async def answer(self, name: str, question: Any) -> dict[str, Any]:  # noqa: ANN401 - the rows' own type
+            await asyncio.sleep(0)
+            return {"finish_reason": "stop", "message": {"content": question.content}}
+
+    async with httpx2.AsyncClient() as client:
+        scores = await tool._scores(Prompt(client), ("support",), rows, lambda _done, _total: None)
+
+    assert scores["support"].as_json()["exact_match"] == 1.0
