@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from demo.site import Site
 
-STEPS = 60
+STEPS = 80
 EVERY = 10
 _STEP_LINE = re.compile(r"^(\S+)Z INFO .* step (\d+)/\d+ ", re.MULTILINE)
 
@@ -45,7 +46,7 @@ def status(place: Site, name: str) -> dict[str, Any]:
     return found
 
 
-def wait_status(place: Site, name: str, what: str, good: Callable[[dict[str, Any]], bool], timeout: float = 180) -> dict[str, Any]:
+def wait_status(place: Site, name: str, what: str, good: Callable[[dict[str, Any]], bool], timeout: float = 400) -> dict[str, Any]:
     """Wait for a status, and fail at once when the run has ended otherwise; returns it."""
     seen: dict[str, Any] = {}
 
@@ -81,12 +82,23 @@ def logs(place: Site, pod: dict[str, Any], lines: int = -1) -> str:
     return place.kubectl("logs", "-n", namespace, name, "-c", "trainer", f"--tail={lines}", "--ignore-errors")
 
 
-def first_step(place: Site, name: str, attempt: int) -> tuple[datetime, int]:
-    """When an attempt trained its first step, and the number of that step."""
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The first step that an attempt trained: when its container started, when that step was done, and its number."""
+
+    started: datetime
+    trained: datetime
+    step: int
+
+
+def first_step(place: Site, name: str, attempt: int) -> FirstStep:
+    """The beginning of an attempt that has ended."""
     (rank_0, *_) = pods(place, name, attempt)
     found = _STEP_LINE.search(logs(place, rank_0))
     assert found, logs(place, rank_0, 30)
-    return datetime.fromisoformat(found[1] + "+00:00"), int(found[2])
+    (state,) = [each["state"] for each in rank_0["status"]["containerStatuses"] if each["name"] == "trainer"]
+    started = datetime.fromisoformat(state["terminated"]["startedAt"])
+    return FirstStep(started, datetime.fromisoformat(found[1] + "+00:00"), int(found[2]))
 
 
 def kill_rank(place: Site, name: str) -> None:
