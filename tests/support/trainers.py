@@ -11,6 +11,11 @@ from tests.support.kube import Kube, until
 
 Json = dict[str, Any]
 ATTEMPT = "glm5.dev/attempt"
+CHECK = "glm5.dev/check"
+GOOD_DATA: Json = {
+    "outcome": "Succeeded",
+    "data": {"read": 12, "kept": 11, "skipped": 1, "examples": 11, "tokens": 99, "trained_tokens": 33},
+}
 
 
 def finetune(namespace: str, name: str = "tune", *, pool: str, nodes: int = 1, cards: int = 4, **spec: object) -> Json:
@@ -57,11 +62,25 @@ def bound_pods(kube: Kube, namespace: str, attempt: int, count: int) -> list[Jso
     """The same, once there are so many and each has a node."""
 
     def there() -> bool:
+        answer_checks(kube, namespace)
         pods = pods_of(kube, namespace, attempt)
         return len(pods) == count and all(pod["spec"].get("nodeName") for pod in pods)
 
     until(f"{count} pods of attempt {attempt} on nodes", there, 40, lambda: str(_brief(kube, namespace)))
     return pods_of(kube, namespace, attempt)
+
+
+def check_pods(kube: Kube, namespace: str) -> list[Json]:
+    """Pods of checks that have a node and haven't ended."""
+    found = kube.list("Pod", namespace, CHECK)
+    return [pod for pod in found if pod["spec"].get("nodeName") and pod["status"].get("phase") in {"Pending", "Running"}]
+
+
+def answer_checks(kube: Kube, namespace: str) -> None:
+    """Every check that is under way finds good data."""
+    for pod in check_pods(kube, namespace):
+        if not pod["metadata"].get("deletionTimestamp"):
+            end(kube, pod, 0, GOOD_DATA)
 
 
 def run(kube: Kube, *pods: Json) -> None:

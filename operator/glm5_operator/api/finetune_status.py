@@ -46,6 +46,21 @@ class CheckpointStatus(StatusModel):
     """Checksum of its manifest, which has the checksums of all its files."""
 
 
+class DataCheckStatus(StatusModel):
+    """What the check of settings, model and data found, before the first attempt."""
+
+    digest: str
+    """Hash of what was checked."""
+    time: str
+    """When it was found good."""
+    read: int | None = None
+    """Rows that were read."""
+    kept: int | None = None
+    """Rows that can be used."""
+    skipped: int | None = None
+    """Rows that are left out."""
+
+
 class AdapterStatus(StatusModel):
     """The result."""
 
@@ -113,6 +128,8 @@ class GLM5FinetuneJobStatus(StatusModel):
     """Loss of the rows that are held back, at the last evaluation."""
     overflows: int | None = None
     """Steps that were left out because gradients in fp16 overflowed; some are to be expected."""
+    data_check: DataCheckStatus | None = None
+    """What was checked before any card was taken."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint that the trainer told of."""
     adapter: AdapterStatus | None = None
@@ -135,5 +152,5 @@ class GLM5FinetuneJobStatus(StatusModel):
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
     """Ready: the run has ended well. Reconciling: work is going on. Stalled: nothing will happen until the named thing changes.
-    Planned, Advised, Scheduled, Training, CheckpointVerified, Published and Finished explain these.
+    Planned, Advised, DataValid, Scheduled, Training, CheckpointVerified, Published and Finished explain these.
     """

@@ -33,6 +33,8 @@ FINETUNE_LABEL: Final = f"{GROUP}/finetune"
 OWNER_LABELS: Final = (SERVICE_LABEL, FINETUNE_LABEL)
 """Each child carries one of them."""
 ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
+CHECK_LABEL: Final = f"{GROUP}/check"
+"""On the Job that checks a run before its first attempt, and on its pods: what is checked, as a hash."""
 SERVING_LABEL: Final = f"{GROUP}/serving"
 """Only on pods and in the client Service's selector: taking it off takes a pod out of traffic and leaves it running."""
 SERVING_VALUE: Final = "true"
@@ -51,6 +53,7 @@ COMPONENT_INFERENCE: Final = "inference"
 FINETUNE_APP_NAME: Final = "glm5-finetune"
 COMPONENT_TRAINING: Final = "training"
 COMPONENT_EVALUATION: Final = "evaluation"
+COMPONENT_CHECK: Final = "check"
 PART_OF: Final = "glm5"
 MANAGED_BY: Final = "glm5-operator"
 
@@ -148,6 +151,16 @@ def rendezvous_name(job: str) -> str:
 def outcome_name(job: str) -> str:
     """Name of the ConfigMap that keeps how a fine-tuning job ended."""
     return child_name(job, "outcome")
+
+
+def check_name(job: str) -> str:
+    """Name of the Job that checks settings and data before the first attempt, and of its ConfigMap."""
+    return child_name(job, "check", LABEL_LIMIT - _RANK_DIGITS)
+
+
+def check_labels(job: str) -> dict[str, str]:
+    """As of every child of a fine-tuning job, but the component: no attempt of its training is meant."""
+    return {**finetune_labels(job), APP_COMPONENT_LABEL: COMPONENT_CHECK}
 
 
 def evaluation_name(job: str) -> str:

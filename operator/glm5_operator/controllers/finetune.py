@@ -20,8 +20,10 @@ from glm5_operator.controllers.deployment import Deployed, is_evaluation
 from glm5_operator.controllers.training_metrics import count_ended
 from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.plan.attempt import AttemptPlan, claim_of, outcome_record, plan_attempt, rendezvous_service
+from glm5_operator.plan.check import check_digest, check_objects
 from glm5_operator.plan.facts import Claim, Finding, FinetuneFacts
 from glm5_operator.plan.finetune_findings import advice
+from glm5_operator.status.check import Check, CheckState, read_check
 from glm5_operator.status.conditions import gave_up, is_stalled, stamp
 from glm5_operator.status.course import Course, Seen, Stage, course, newest_of
 from glm5_operator.status.ends import Cause, is_ended
@@ -71,11 +73,11 @@ class FinetuneController:
             finding = Finding("InvalidSpec", f"correct the spec, or bring CRD and operator to one version: {error}")
             await self.applier.write_status(resource, invalid_status(resource, finding, now))
             return Outcome.stalled(finding.reason, self.resync)
-        seen = await self._observe(key, resource)
+        seen = await self._observe(key, resource, job, now)
         way = course(resource.get("status") or {}, job.spec, seen, now)
-        way, plan, applied = await self._act(resource, job, way, now)
+        way, plan, applied = await self._act(resource, job, way, seen.check, now)
         faults = [_fault(item) for item in applied.errors]
-        told = Told(way, plan, advice(job.spec), seen.pods, self.facts.held_by(seen.pods), faults, seen.heard)
+        told = Told(way, plan, advice(job.spec), seen.pods, self.facts.held_by(seen.pods), faults, seen.heard, seen.check)
         deployed = await self._deploy(resource, job, finetune_status(resource, told, now), now)
         status = deployed.status
         failure = await self.applier.write_status(resource, status, tell=deployed.news)
@@ -98,9 +100,10 @@ class FinetuneController:
         await self.applier.write_status(resource, status)
         announce(self.events, resource, status)
 
-    async def _observe(self, key: Key, resource: Resource) -> Seen:
+    async def _observe(self, key: Key, resource: Resource, job: GLM5FinetuneJob, now: datetime) -> Seen:
         children = [child for child in self.cache.children(resource["metadata"]["uid"]) if not is_evaluation(child)]
-        jobs = [child for child in children if child["kind"] == kinds.JOB.name]
+        checks = [child for child in children if child["kind"] == kinds.JOB.name and _is_check(child)]
+        jobs = [child for child in children if child["kind"] == kinds.JOB.name and not _is_check(child)]
         jobs += await self._missing(key, resource, jobs)
         uids = {child["metadata"]["uid"] for child in jobs}
         # Pods of Jobs that are gone count too, until they are: they hold cards and write checkpoints.
@@ -112,7 +115,13 @@ class FinetuneController:
         gone = frozenset(name for name, node in found.items() if node is None)
         silent = frozenset(name for name, node in found.items() if node is not None and not is_true(node, "Ready"))
         heard = self.heard(newest["metadata"]["uid"]) if (newest := newest_of(jobs)) is not None else None
-        return Seen(jobs, pods, dict((record or {}).get("data") or {}) if ours else {}, gone | silent, gone, heard)
+        check = self._check(key, resource, job, checks[0] if checks else None, now)
+        return Seen(jobs, pods, dict((record or {}).get("data") or {}) if ours else {}, gone | silent, gone, heard, check)
+
+    def _check(self, key: Key, resource: Resource, job: GLM5FinetuneJob, found: Resource | None, now: datetime) -> Check:
+        """What came of the check; `found` is its Job."""
+        pods = [pod for pod in self.cache.pods(key) if _is_of_a_job(pod, {found["metadata"]["uid"]}, {})] if found else []
+        return read_check(resource.get("status") or {}, check_digest(job), found, pods, now)
 
     async def _missing(self, key: Key, resource: Resource, jobs: list[Resource]) -> list[Resource]:
         """The newest attempt's Job, if the status knows it and the cache doesn't: a new leader's watches bring news in any order."""
@@ -127,9 +136,11 @@ class FinetuneController:
         return [found] if found is not None and any(item.get("uid") == resource["metadata"]["uid"] for item in owners) else []
 
     async def _act(
-        self, resource: Resource, job: GLM5FinetuneJob, way: Course, now: datetime
+        self, resource: Resource, job: GLM5FinetuneJob, way: Course, check: Check | None, now: datetime
     ) -> tuple[Course, AttemptPlan | None, Applied]:
         """Bring the children to where the course is; a due attempt is planned and begun while no other run of the pool is."""
+        if way.stage is Stage.CHECKING:
+            return await self._look_first(resource, job, way, check)
         if way.stage is not Stage.DUE:
             return way, None, await self._converge(resource, job, way, ())
         async with self.pools[job.spec.pool]:
@@ -143,12 +154,23 @@ class FinetuneController:
             way = Course(Stage.RUNNING, record, begun, way.until)
         return way, plan, applied
 
+    async def _look_first(
+        self, resource: Resource, job: GLM5FinetuneJob, way: Course, check: Check | None
+    ) -> tuple[Course, AttemptPlan | None, Applied]:
+        """Have settings and data checked, by a pod like the attempt's; a check that is under way is left as it is."""
+        plan = plan_attempt(job, self._facts(resource, job, way), way.record.attempt + 1)
+        new: tuple[Manifest, ...] = ()
+        if check is not None and check.state is CheckState.NEEDED and plan.template is not None:
+            new = check_objects(job, plan.template)
+        stays = replace(way, job=check.job) if check is not None and check.state is CheckState.RUNNING else way
+        return way, replace(plan, objects=(), waits=None), await self._converge(resource, job, stays, new)
+
     async def _converge(self, resource: Resource, job: GLM5FinetuneJob, way: Course, new: tuple[Manifest, ...]) -> Applied:
         """Write what is wanted, remove what isn't; the Job that stays and its training file are left as they are."""
         desired = list(new)
         if way.stage is Stage.FINISHED:
             desired.append(outcome_record(job, _outcome_data(way)))
-        elif way.record.attempt or new:
+        elif way.record.attempt or (new and way.stage is not Stage.CHECKING):
             desired.insert(0, rendezvous_service(job))
         # With a new attempt begun, the Job of the last one makes room for it.
         kept = _kept(job, way) if not new else set()
@@ -204,7 +226,13 @@ def _kept(job: GLM5FinetuneJob, way: Course) -> set[tuple[str, str]]:
         return set()
     attempt = str((way.job["metadata"].get("labels") or {}).get(names.ATTEMPT_LABEL, ""))
     kept = {(kinds.JOB.name, way.job["metadata"]["name"])}
+    if _is_check(way.job):
+        return kept | {(kinds.CONFIG_MAP.name, way.job["metadata"]["name"])}
     return kept | ({(kinds.CONFIG_MAP.name, names.config_name(job.metadata.name, int(attempt)))} if attempt.isdigit() else set())
+
+
+def _is_check(child: Resource) -> bool:
+    return bool((child["metadata"].get("labels") or {}).get(names.APP_COMPONENT_LABEL) == names.COMPONENT_CHECK)
 
 
 def _outcome_data(way: Course) -> dict[str, str]:

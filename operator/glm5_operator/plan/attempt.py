@@ -38,12 +38,14 @@ class AttemptPlan:
         resolved: the numbers for `status.resolved`; None when stalled before sizing.
         stalled: why nothing can be planned until spec or facts change.
         waits: why the attempt has to wait for cards.
+        template: the pods of the attempt, also while it waits.
     """
 
     objects: tuple[Manifest, ...] = ()
     resolved: FinetuneResolved | None = None
     stalled: Finding | None = None
     waits: Finding | None = None
+    template: Manifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def _planned(job: GLM5FinetuneJob, facts: FinetuneFacts, offer: Offer, attempt: 
         shm=quantity(shm),
     )
     config = _config(job, attempt, training_file(job.spec, places))
-    return AttemptPlan((config, _job(job, attempt, pod)), resolved)
+    return AttemptPlan((config, _job(job, attempt, pod)), resolved, template=pod)
 
 
 def _config(job: GLM5FinetuneJob, attempt: int, text: str) -> Manifest:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS: Final = 7
 """A failed rank ends the attempt within 10 s, and the others' last words are part of that."""
-_LAST_WORD: Final = "/dev/termination-log"
+LAST_WORD: Final = "/dev/termination-log"
 """Where kubelet reads a container's last words."""
 _INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
@@ -101,7 +101,7 @@ def _container(given: TrainerInput) -> Manifest:
         "command": ["glm5-runtime", "train"],
         "args": [
             f"--config={names.CONFIG_DIR}/{names.CONFIG_FILE}",
-            f"--result={_LAST_WORD}",
+            f"--result={LAST_WORD}",
             f"--progress-port={given.site.progress_port}",
         ],
         "ports": [{"name": names.PROGRESS_PORT_NAME, "containerPort": given.site.progress_port, "protocol": "TCP"}],

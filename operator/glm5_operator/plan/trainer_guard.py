@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TRAINER: Final = f"spec.containers[{names.TRAINER_CONTAINER}]"
 _CARDS: Final = "the plan decides the number of cards, and the trainer has them all; state spec.parallelism instead"
-_FIXED_ENV: Final = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "GLM5_ATTEMPT", "JOB_COMPLETION_INDEX")
+RENDEZVOUS_ENV: Final = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "GLM5_ATTEMPT", "JOB_COMPLETION_INDEX")
 
 
 def first_training_loss(planned: Manifest, after: Manifest, resource: str) -> Loss | None:
@@ -63,7 +63,7 @@ def _trainer_losses(planned: Manifest, after: Manifest) -> Iterator[Loss]:
     for field in ("command", "args"):
         if new.get(field) != old.get(field):
             yield f"{_TRAINER}.{field}", "the operator starts the trainer with the training file; state fields of the spec"
-    for name in _FIXED_ENV:
+    for name in RENDEZVOUS_ENV:
         if _variable(new, name) != _variable(old, name):
             yield f"{_TRAINER}.env[{name}]", "the ranks find each other by it; remove it"
 

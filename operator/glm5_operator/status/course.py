@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from glm5_operator.api import names
 from glm5_operator.api.common import format_duration
 from glm5_operator.api.finetune_status import MOST_HISTORY
+from glm5_operator.status.check import Check, CheckState
 from glm5_operator.status.conditions import moment, stamp
 from glm5_operator.status.ends import FREE, LOST_AFTER, PASSING, SPEAKS_LATER, Cause, PodEnd, explaining, is_ended, last_word, pod_ends
 from glm5_operator.status.pods import condition
@@ -45,6 +46,7 @@ class Stage(StrEnum):
 
     FINISHED = "Finished"
     SUSPENDED = "Suspended"
+    CHECKING = "Checking"
     RUNNING = "Running"
     ENDING = "Ending"
     CLEARING = "Clearing"
@@ -63,6 +65,7 @@ class Seen:
         lost_nodes: of the nodes that its pods are on, those that are gone or not ready.
         gone_nodes: those that are gone altogether.
         heard: how far the newest attempt's trainer said it was.
+        check: what came of the check before the first attempt; None when none is to be made.
     """
 
     jobs: Sequence[Mapping[str, Any]] = ()
@@ -71,6 +74,7 @@ class Seen:
     lost_nodes: frozenset[str] = frozenset()
     gone_nodes: frozenset[str] = frozenset()
     heard: Heard | None = None
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,13 @@ class Course:
 def course(status: Mapping[str, Any], spec: GLM5FinetuneJobSpec, seen: Seen, now: datetime) -> Course:
     """Decide. `seen` must be complete: that a Job is missing means here that somebody deleted it."""
     record, newest = _record(status, seen), newest_of(seen.jobs)
+    check = seen.check if record.attempt == 0 else None
+    if check is not None and newest is None:
+        newest = check.job if record.outcome or check.state is CheckState.BAD else None  # it stays for its logs
     if record.outcome:
         return _finished(record, spec, newest, now)
+    if check is not None and check.state is CheckState.BAD:
+        return _failed(record, (check.reason, check.message), spec, newest, now)
     if record.ended:
         return _between(record, spec, seen, newest, now)
     if newest is None:
@@ -175,6 +184,10 @@ def _between(record: Record, spec: GLM5FinetuneJobSpec, seen: Seen, newest: Mapp
         return Course(Stage.CLEARING, record, kept, late, f"pod {living[0]} of attempt {record.attempt} has yet to end")
     if record.retry is not None and now < record.retry:
         return Course(Stage.WAITING, record, kept, _first(record.retry, late))
+    if record.attempt == 0 and seen.check is not None:
+        if seen.check.state is not CheckState.GOOD:
+            return Course(Stage.CHECKING, record, message=seen.check.message)
+        kept = seen.check.job  # until the status surely says what it found
     return Course(Stage.DUE, record, kept, late)
 
 

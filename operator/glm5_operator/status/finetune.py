@@ -11,24 +11,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.plan.attempt import AttemptPlan
 from glm5_operator.status import conditions as c
-from glm5_operator.status.conditions import Condition, Truth, clipped, stamp
+from glm5_operator.status.conditions import Condition, Truth, stamp
 from glm5_operator.status.course import FINISHED, Course, Stage
-from glm5_operator.status.ends import is_ended, last_word
+from glm5_operator.status.ends import last_word
 from glm5_operator.status.pods import condition
 from glm5_operator.status.progress import Heard, progress_fields
 from glm5_operator.status.scheduling import read_unschedulable
+from glm5_operator.status.waiting import why_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from glm5_operator.plan.facts import Finding
+    from glm5_operator.status.check import Check
     from glm5_operator.status.service import WriteFault
 
 PLANNED: Final = "Planned"
 ADVISED: Final = "Advised"
 SCHEDULED: Final = "Scheduled"
 TRAINING: Final = "Training"
+DATA_VALID: Final = "DataValid"
 CHECKPOINT_VERIFIED: Final = "CheckpointVerified"
 PUBLISHED: Final = "Published"
 
@@ -45,6 +48,7 @@ class Told:
         held: extended resources that its pods on nodes hold.
         faults: this pass's failed writes.
         heard: how far the newest attempt's trainer says it is.
+        check: what came of the check before the first attempt.
     """
 
     course: Course
@@ -54,6 +58,7 @@ class Told:
     held: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[WriteFault] = ()
     heard: Heard | None = None
+    check: Check | None = None
 
 
 def finetune_status(job: Mapping[str, Any], told: Told, now: datetime) -> dict[str, Any]:
@@ -65,6 +70,7 @@ def finetune_status(job: Mapping[str, Any], told: Told, now: datetime) -> dict[s
     explained = (
         _planned(previous, told),
         _advised(told),
+        _data_valid(fields, told),
         _scheduled(told),
         _training(told),
         _checkpoint_verified(fields),
@@ -108,7 +114,9 @@ def _verdict(job: Mapping[str, Any], told: Told) -> tuple[Condition, ...]:
         last = record.history[-1]
         when = stamp(record.retry) if record.retry else ""
         return c.on_its_way("Retrying", f"attempt {record.attempt} ended by {last['cause']}, the next begins at {when}: {last['message']}")
-    if course.stage is Stage.DUE:
+    if course.stage is Stage.CHECKING and not (told.plan and told.plan.stalled):
+        return c.on_its_way("Checking", course.message)
+    if course.stage in {Stage.DUE, Stage.CHECKING}:
         return _due(told)
     return _running(told)
 
@@ -129,7 +137,7 @@ def _running(told: Told) -> tuple[Condition, ...]:
     scheduled = _scheduled(told)
     if scheduled.status is Truth.FALSE:
         return c.on_its_way(scheduled.reason, scheduled.message)
-    return c.on_its_way("Starting", f"{running} of {wanted} pods run{_trouble(told)}")
+    return c.on_its_way("Starting", f"{running} of {wanted} pods run{why_waiting(_current(told))}")
 
 
 def _planned(previous: Mapping[str, Any], told: Told) -> Condition | None:
@@ -153,9 +161,24 @@ def _advised(told: Told) -> Condition:
     return Condition(ADVISED, Truth.FALSE, "Unwise", "; ".join(item.message for item in told.advice))
 
 
+def _data_valid(fields: Mapping[str, Any], told: Told) -> Condition:
+    """Settings, model and data were looked at before any card was taken."""
+    record, found = told.course.record, fields.get("dataCheck")
+    if found is not None:
+        numbers = [
+            f"{found[name]} {word}" for name, word in (("read", "rows read"), ("kept", "kept"), ("skipped", "skipped")) if name in found
+        ]
+        return Condition(DATA_VALID, Truth.TRUE, "Valid", ", ".join(numbers))
+    if record.outcome == "Failed" and record.attempt == 0:
+        return Condition(DATA_VALID, Truth.FALSE, record.reason, record.message)
+    if record.attempt:
+        return Condition(DATA_VALID, Truth.UNKNOWN, "NotChecked", "the run began before it could be checked")
+    return Condition(DATA_VALID, Truth.UNKNOWN, told.course.stage.value, told.course.message)
+
+
 def _scheduled(told: Told) -> Condition:
     course, plan = told.course, told.plan
-    if course.stage is Stage.DUE and plan is not None and (plan.waits or plan.stalled):
+    if course.stage in {Stage.DUE, Stage.CHECKING} and plan is not None and (plan.waits or plan.stalled):
         finding = plan.waits or plan.stalled
         assert finding is not None
         return Condition(SCHEDULED, Truth.FALSE, finding.reason, finding.message)
@@ -179,7 +202,9 @@ def _training(told: Told) -> Condition:
         return Condition(TRAINING, Truth.FALSE, reason, course.message)
     wanted, running = _wanted(told), _counted(told)
     enough = bool(wanted) and running == wanted
-    return Condition(TRAINING, Truth.of(enough), "Training" if enough else "Starting", f"{running} of {wanted} pods run{_trouble(told)}")
+    return Condition(
+        TRAINING, Truth.of(enough), "Training" if enough else "Starting", f"{running} of {wanted} pods run{why_waiting(_current(told))}"
+    )
 
 
 def _finished(told: Told) -> Condition:
@@ -220,6 +245,7 @@ def _fields(job: Mapping[str, Any], previous: Mapping[str, Any], told: Told) -> 
         "retryTime": stamp(record.retry) if record.retry and told.course.stage is Stage.WAITING else None,
         "ending": dict(record.ending) if record.ending and told.course.stage is Stage.ENDING else None,
         "history": [dict(item) for item in record.history] or None,
+        "dataCheck": _data_check(previous, told),
         "cardsHeld": told.held.get(resource, 0) if resource else None,
         "resolved": resolved,
         **progress_fields(
@@ -231,6 +257,13 @@ def _fields(job: Mapping[str, Any], previous: Mapping[str, Any], told: Told) -> 
         ),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _data_check(previous: Mapping[str, Any], told: Told) -> dict[str, Any] | None:
+    """What was found good; once an attempt was begun nothing is checked any more, and it stays."""
+    if told.check is not None and told.check.record is not None:
+        return dict(told.check.record)
+    return previous.get("dataCheck") if told.course.record.attempt else None
 
 
 def _current(told: Told) -> list[Mapping[str, Any]]:
@@ -256,17 +289,3 @@ def _runs(pod: Mapping[str, Any]) -> bool:
     return status.get("phase") == "Succeeded" or (
         status.get("phase") == "Running" and bool(states) and all("running" in (item.get("state") or {}) for item in states)
     )
-
-
-def _trouble(told: Told) -> str:
-    """Why the first pod that waits does so, in kubelet's words."""
-    for pod in _current(told):
-        if is_ended(pod):
-            continue
-        status = pod.get("status") or {}
-        for item in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-            waiting = (item.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") and waiting["reason"] not in {"ContainerCreating", "PodInitializing"}:
-                said = clipped(str(waiting.get("message") or ""), 400)
-                return f"; container {item['name']} of pod {pod['metadata']['name']} waits: {waiting['reason']} {said}".rstrip()
-    return ""

@@ -12,7 +12,7 @@ import pytest
 from tests.support import kubelet
 from tests.support.documents import bare_node, pool
 from tests.support.kube import Kube, until
-from tests.support.trainers import a_volume, finetune, let_go_of_deleted
+from tests.support.trainers import a_volume, answer_checks, finetune, let_go_of_deleted
 
 Json = dict[str, Any]
 NODES = 2
@@ -45,11 +45,13 @@ class Training:
     def condition(self, kind: str = "Ready", name: str = "tune") -> Json:
         return next((item for item in self.status(name).get("conditions") or () if item["type"] == kind), {})
 
-    def wait(self, reason: str, kind: str = "Ready", name: str = "tune", timeout: float = 40) -> Json:
-        """Wait until a condition has that reason, and play kubelet for pods that are being deleted meanwhile."""
+    def wait(self, reason: str, kind: str = "Ready", name: str = "tune", timeout: float = 40, *, good_data: bool = True) -> Json:
+        """Wait until a condition has that reason; play kubelet for pods that are being deleted meanwhile, and for checks (`good_data`)."""
 
         def there() -> bool:
             let_go_of_deleted(self.kube, self.home)
+            if good_data:
+                answer_checks(self.kube, self.home)
             return self.condition(kind, name).get("reason") == reason
 
         until(f"{kind} of {name} to be {reason}", there, timeout, lambda: str(self.status(name)))

@@ -11,7 +11,7 @@ import yaml
 from tests.api.conftest import Operated
 from tests.api.finetune.conftest import Training
 from tests.support.kube import Kube, stays, until
-from tests.support.trainers import bound_pods, end, finetune, let_go_of_deleted, run
+from tests.support.trainers import answer_checks, bound_pods, end, finetune, let_go_of_deleted, run
 
 pytestmark = pytest.mark.api
 
@@ -78,19 +78,24 @@ def test_no_pod_is_created_before_all_cards_are_free(kube: Kube, home: str, trai
 
     assert "1 of 2 nodes" in waits["message"]
     assert training.condition("Ready", "second")["reason"] == "WaitingForCards"
-    assert training.jobs() == ["first-attempt-1"]
+    assert sorted(training.jobs()) == ["first-attempt-1", "second-check"]
     run(kube, *pods)
     end(kube, *pods)
     training.wait("Succeeded", name="first")
     until("the second to begin", lambda: training.status("second").get("attempt") == 1, 30)
+    assert training.condition("DataValid", "second")["message"] == "12 rows read, 11 kept, 1 skipped"
 
 
 def test_two_that_come_at_once_do_not_both_get_the_last_cards(kube: Kube, home: str, training: Training) -> None:
     for name in ("a", "b", "c"):
         kube.create(finetune(home, name, pool=training.pool, nodes=2, cards=8, training={"batchSize": 16}))
 
-    until("one to begin", lambda: len(training.jobs()) == 1, 20)
-    stays("one", lambda: len(training.jobs()) == 1, 3, lambda: str(training.jobs()))
+    def begun() -> list[str]:
+        answer_checks(kube, home)
+        return [name for name in training.jobs() if "attempt" in name]
+
+    until("one to begin", lambda: len(begun()) == 1, 30, lambda: str(training.jobs()))
+    stays("one", lambda: len(begun()) == 1, 5, lambda: str(training.jobs()))
 
 
 def test_a_job_that_can_never_fit_is_stalled_and_says_what_to_change(training: Training) -> None:

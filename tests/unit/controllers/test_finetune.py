@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from glm5_operator.api.finetune import GLM5FinetuneJob
 from glm5_operator.controllers.facts import Facts
 from glm5_operator.controllers.finetune import LOOK_FOR_CARDS, FinetuneController
 from glm5_operator.controllers.wake import woken_by
 from glm5_operator.kube import ApiFailure, Applied, Applier, Cache, Events, Key, Outcome, OutcomeKind
 from glm5_operator.metrics import Metrics
+from glm5_operator.plan.check import check_digest
 from glm5_operator.plan.facts import Site
 from tests.support.clock import at, stamp
 from tests.support.runs import a_job, a_rank, failed
@@ -76,10 +78,13 @@ def owned(item: Json, owner: Json) -> Json:
     return {**item, "metadata": metadata}
 
 
-def a_run(name: str = "tune", status: Json | None = None, **spec: Any) -> Json:  # noqa: ANN401 - fields of the job
+def a_run(name: str = "tune", status: Json | None = None, *, checked: bool = True, **spec: Any) -> Json:  # noqa: ANN401 - fields of the job
+    """A run whose data was found good, unless it wasn't `checked`."""
     document = finetune("prod", name, pool="training", **spec)
     metadata = {**document["metadata"], "uid": f"uid-{name}", "generation": 1, "resourceVersion": "1"}
-    return {**document, "apiVersion": "glm5.dev/v1alpha1", "metadata": metadata, "status": status or {}}
+    run = {**document, "apiVersion": "glm5.dev/v1alpha1", "metadata": metadata}
+    found = {"dataCheck": {"digest": check_digest(GLM5FinetuneJob.parse(run)), "time": stamp(at())}} if checked else {}
+    return {**run, "status": {**found, **(status or {})}}
 
 
 def job_of(run: Json, attempt: int = 1, *conditions: str) -> Json:

@@ -294,12 +294,6 @@ def test_a_pod_template_may_bring_what_the_site_needs() -> None:
 # --- advice -----------------------------------------------------------------------------------------------------------------
 
 
-def test_more_than_one_card_is_advised_against_as_long_as_the_runtime_trains_in_one_process() -> None:
-    (found,) = advice(job(parallelism={"npusPerNode": 2}).spec)
-
-    assert "one process" in found.message
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
