@@ -135,7 +135,8 @@ def _train(place: Site) -> None:
         training.apply_job(place)
         training.follow(place, shown, lambda now: now.outcome == "Succeeded")
     with _step("evaluate it on held-out questions, and bring it into the running service") as say:
-        training.follow(place, lambda now: say(now.reason), lambda now: now.is_deployed)
+        end = training.follow(place, lambda now: say(now.reason), lambda now: now.is_deployed)
+    console.print(f"  {end.reason}", markup=False, highlight=False)
     console.print(place.kubectl("get", "glm5ft", "-n", steps.NAMESPACE), highlight=False, markup=False)
     show.side_by_side(console, before, _answers(place))
 
