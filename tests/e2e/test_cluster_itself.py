@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.archive import write_image
 from tests.cluster.devices import NodeDevices
-from tests.cluster.kind import KindCluster
+from tests.cluster.kind import SHARED_NODE_PATH, KindCluster
 from tests.cluster.nodes import RESOURCE
 from tests.cluster.shell import wait_for
 from tests.cluster.tools import tool, tool_key
@@ -123,3 +123,14 @@ def test_images_written_without_an_engine_can_be_loaded(kind_cluster: KindCluste
     kind_cluster.load(str(archive))
     for node in kind_cluster.workers:
         assert "local/probe" in inside(kind_cluster, node, "crictl", "images")
+
+
+def test_what_one_worker_writes_into_the_shared_folder_the_others_and_the_host_read(kind_cluster: KindCluster) -> None:
+    name = f"probe-{secrets.token_hex(3)}"
+    writer, *readers = kind_cluster.workers
+
+    inside(kind_cluster, writer, "setpriv", "--reuid=1000", "sh", "-c", f"echo {writer} > {SHARED_NODE_PATH}/{name}")
+
+    assert [inside(kind_cluster, reader, "cat", f"{SHARED_NODE_PATH}/{name}").strip() for reader in readers] == [writer] * 3
+    assert (kind_cluster.shared / name).read_text().strip() == writer
+    (kind_cluster.shared / name).unlink()

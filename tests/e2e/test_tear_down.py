@@ -31,4 +31,4 @@ def test_uninstall_releases_the_nodes_of_a_pool_that_taints_all_of_them(place: S
     place.helm("uninstall", steps.RELEASE, "--namespace", steps.OPERATOR_NAMESPACE, "--wait")
 
     assert marks(place) == [(None, [])] * 2
-    assert place.kubectl("get", "npupools", "-o", "name").split() == [f"npupool.glm5.dev/{steps.POOL}"], "the pool is the user's and stays"
+    assert f"npupool.glm5.dev/{steps.POOL}" in place.kubectl("get", "npupools", "-o", "name").split(), "the pool is the user's and stays"
