@@ -22,7 +22,9 @@ import pytest
 
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.server import adapters_file
+from glm5_runtime.server.account import Account
 from glm5_runtime.server.adapters_file import LONGEST_PAUSE, AdaptersFile
+from glm5_runtime.server.counts import Count, Counts
 from glm5_runtime.server.service import Service
 from tests.support import serving
 from tests.support.adapters import ATTENTION, EVERYTHING, write_adapter
@@ -216,7 +218,7 @@ async def test_the_swap_of_a_mounted_folder_is_followed(adapted: Engine, root: P
     ],
 )
 async def test_a_bad_entry_is_told_and_leaves_the_others_and_its_own_adapter_alone(
-    server: Followed, change: dict[str, object], message: str
+    server: Followed, change: dict[str, object], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await server.says(server.entry("one", share=0.5), server.entry("new", "nowhere"))
     await server.says(server.entry("one") | change, server.entry("two"), {"path": "/x"}, 5, {"name": MODEL, "path": "one"})
@@ -228,6 +230,9 @@ async def test_a_bad_entry_is_told_and_leaves_the_others_and_its_own_adapter_alo
     assert "what was loaded before answers" in states["one"]["message"]
     assert await server.answered_by(model="one") == "one"
     assert set(states) == {"one", "two"}
+    caplog.clear()
+    await server.follow()
+    assert caplog.records == []  # told once
 
 
 async def test_one_name_twice_is_none_of_both(server: Followed) -> None:
@@ -344,6 +349,14 @@ async def test_a_share_of_the_models_requests_is_answered_by_the_adapter_and_the
     assert await server.answered_by(model="one") == "one"
 
 
+async def test_the_share_of_an_adapter_that_is_not_there_is_the_models_and_no_other_adapters(server: Followed) -> None:
+    await server.says(server.entry("late", "nowhere", share=0.5), server.entry("one", share=0.5))
+    chosen = [server.file.share_of(str(number)) for number in range(2000)]
+    assert chosen.count(None) == pytest.approx(1000, abs=100)
+    assert chosen.count("one") == 2000 - chosen.count(None)
+    assert {await server.answered_by(request_id=f"r{number}") for number in range(12)} == {MODEL, "one"}
+
+
 async def test_every_dialect_names_the_adapter_that_answered_and_canary_false_asks_for_the_model(server: Followed) -> None:
     await server.says(server.entry("one", share=1))
     assert await server.answered_by() == "one"
@@ -406,6 +419,13 @@ async def test_requests_and_failures_are_counted_by_what_answered(server: Follow
     assert 'glm5:adapter_requests_total{adapter="one",engine="0",model_name="glm-5"} 4.0' in metrics
     assert 'glm5:adapter_failures_total{adapter="one",engine="0",model_name="glm-5"} 2.0' in metrics
     assert 'glm5:adapter_requests_total{adapter="",engine="0",model_name="glm-5"} 1.0' in metrics
+
+
+def test_an_answer_of_500_or_more_is_a_failure_of_the_model_that_was_chosen_and_else_of_none() -> None:
+    counts = Counts()
+    for status, request_id in ((200, "a"), (429, "b"), (503, "c"), (500, "d"), (503, None)):
+        counts.ended(Account("", "POST", CHAT, "one", 0.0, status=status, request_id=request_id))
+    assert counts.by_name == {"one": Count(4, 2)}
 
 
 async def test_a_slow_load_holds_up_neither_the_loop_nor_shares(server: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
