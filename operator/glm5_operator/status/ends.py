@@ -65,6 +65,8 @@ _EXIT_CODES: Final = {
 """Of `glm5-runtime train`; `tests/contract` holds them to the runtime's own table."""
 # Device open, AI core, AI CPU, model execution; uncorrectable memory; codes of the fault tables.
 _CARD_CODES: Final = re.compile(r"\b(50701[0-9]|50703[0-9]|50705[0-9]|80[BCDEF][0-9A-F]{5}|8C[0-9A-F]{6}|EE9999|EZ9999)\b")
+_PEER_CODES: Final = re.compile(r"\bEI000[26]\b|Get_Socket_Timeout|socket establish timeout")
+"""HCCL's, of a rank that waited in vain for another: the one that it waited for explains it."""
 _MEMORY_WORDS: Final = re.compile(r"NPU out of memory|OutOfMemoryError|207018|Tried to allocate", re.IGNORECASE)
 
 
@@ -154,6 +156,8 @@ def _of_trainer(pod: Mapping[str, Any], ended: Mapping[str, Any], *, deleted: bo
         return _EXIT_CODES[code], how
     if _MEMORY_WORDS.search(said):
         return Cause.OUT_OF_MEMORY, f"a card's memory was not enough ({how})"
+    if _PEER_CODES.search(said):
+        return Cause.RANK_LOST, how
     if _CARD_CODES.search(said):
         return Cause.CARD_FAULT, how
     if deleted and (code in {0, 143} or (code == 137 and not word)):  # with a word it was a rank that was killed, and the launcher says so

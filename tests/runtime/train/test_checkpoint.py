@@ -21,6 +21,7 @@ from glm5_runtime.train import checkpoint
 from glm5_runtime.train.checkpoint import CheckpointError, Checkpoints
 from glm5_runtime.train.optimizer import named_trainable
 from tests.runtime.train import killed
+from tests.runtime.train.conftest import TINY
 from tests.runtime.train.runs import prepare, settings, train
 
 if TYPE_CHECKING:
@@ -140,6 +141,15 @@ def flip_a_bit(path: Path) -> None:
     file.write_bytes(content)
 
 
+def as_in_the_case(path: Path) -> None:
+    """D12's third folder: one file, cut off, and nothing beside it."""
+    cut_off(path)
+    keep = next(path.glob("*.distcp"))
+    for each in path.iterdir():
+        if each != keep:
+            each.unlink()
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a file cut off": cut_off,
     "one bit": flip_a_bit,
@@ -150,6 +160,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "half a manifest": lambda path: (path / "manifest.json").write_text('{"files": {'),
     "an odd manifest": lambda path: (path / "manifest.json").write_text('{"files": [1]}'),
     "a file too many": lambda path: (path / "__1_0.distcp").write_bytes(b"x"),
+    "a file cut off and nothing beside it": as_in_the_case,
     "nothing in it": lambda path: [each.unlink() for each in path.iterdir()],
 }
 
@@ -198,6 +209,22 @@ def test_with_all_checkpoints_damaged_the_run_begins_anew(tmp_path: Path) -> Non
         cut_off(path)
 
     assert train(config).losses == whole.losses
+
+
+def test_checkpoints_of_another_trainer_are_set_aside_by_name_and_nothing_of_them_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The files of case D12: 10 and 20 whole, 30 cut off and without its state, and none of them ours."""
+    config = settings(tmp_path, training={"steps": 2})
+    shutil.copytree(TINY.parent / "checkpoints" / "interrupted", config.checkpoint.directory)
+
+    train(config)
+
+    set_aside = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [f"checkpoint-{step}" in message for step, message in zip((30, 20, 10), set_aside, strict=True)] == [True] * 3
+    left = {path.name: len(list(path.iterdir())) for path in config.checkpoint.directory.glob("damaged-*")}
+    assert left == {"damaged-checkpoint-10": 3, "damaged-checkpoint-20": 3, "damaged-checkpoint-30": 1}
+    assert Checkpoints(config.checkpoint.directory, 3).steps() == [2]
 
 
 def test_what_a_kill_left_behind_is_removed_by_the_next_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ def test_a_pod_that_runs_or_has_ended_well_has_no_end_to_explain() -> None:
     assert cause_of(a_rank(phase="Pending")) is None
 
 
+HCCL_TIMEOUT = (Path(__file__).parents[2] / "fixtures" / "plog" / "hccl_ei0006.txt").read_text()
 ENDS: dict[str, tuple[Json, Cause]] = {
     "settings that can't be used": (failed(code=2, word={"outcome": "ConfigError", "message": "lora.rank: 8"}), Cause.CONFIGURATION),
     "data that can't be used": (failed(code=3, word={"outcome": "DataError", "message": "line 7"}), Cause.DATA),
@@ -36,6 +38,8 @@ ENDS: dict[str, tuple[Json, Cause]] = {
     "memory of a card": (failed(word="torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2 GiB"), Cause.OUT_OF_MEMORY),
     "a card's error code in the log": (failed(word="RuntimeError: ACL error 507033, device open failed"), Cause.CARD_FAULT),
     "an uncorrectable memory error": (failed(word="fault 80E01801 on device 3"), Cause.CARD_FAULT),
+    "HCCL waited for a rank": (failed(word=HCCL_TIMEOUT), Cause.RANK_LOST),
+    "HCCL waited, and CANN says inner error to that": (failed(word=f"{HCCL_TIMEOUT}EE9999: Inner Error!"), Cause.RANK_LOST),
     "a number that is no error code": (failed(word="loss at token 8507033 is 3.2"), Cause.UNKNOWN),
     "a crash without words": (failed(code=139), Cause.UNKNOWN),
     "made room for another": (failed(code=143, disrupted="PreemptionByScheduler"), Cause.PREEMPTED),
@@ -87,12 +91,13 @@ def test_the_rank_that_knows_why_explains_those_that_only_lost_it() -> None:
 @pytest.mark.parametrize(
     "other",
     [
+        failed(1, code=1, word="Traceback (most recent call last): ImportError: libhccl.so", finished=at(seconds=9)),
         failed(1, code=137, word="rank 3 was killed by SIGKILL", finished=at(seconds=9)),
         failed(1, code=139, finished=at(seconds=9)),
         a_rank(1, deleted=True),
         failed(1, code=1, word="ACL error 507033", finished=at(seconds=9)),
     ],
-    ids=["killed", "crashed", "deleted", "card"],
+    ids=["import", "killed", "crashed", "deleted", "card"],
 )
 def test_a_rank_that_lost_another_is_explained_by_that_one(other: Json) -> None:
     pods = [failed(0, code=6, word={"outcome": "RankLost", "message": "rank 3 is gone"}, finished=at(seconds=1)), other]
@@ -100,6 +105,19 @@ def test_a_rank_that_lost_another_is_explained_by_that_one(other: Json) -> None:
 
     assert found is not None
     assert found.cause is not Cause.RANK_LOST
+
+
+@pytest.mark.parametrize(
+    "other", [failed(1, word="Traceback: ImportError", finished=at(seconds=200)), a_rank(1)], ids=["crashed", "never came"]
+)
+def test_a_time_out_of_hccl_names_the_victim_so_it_is_never_the_cause_where_there_is_another(other: Json) -> None:
+    """C16: every rank but the culprit says EI0006, rank 0 first."""
+    victim = failed(0, word=HCCL_TIMEOUT, finished=at(seconds=120))
+    found = explaining(pod_ends([(victim, False), (other, False)]))
+
+    assert found is not None
+    assert found.cause is (Cause.UNKNOWN if "ImportError" in str(other) else Cause.RANK_LOST)
+    assert ("ImportError" in found.message) == ("ImportError" in str(other))
 
 
 def deleted_at(seconds: int, pod: Json) -> Json:
