@@ -55,9 +55,12 @@ class End:
 
 
 def explaining(ends: Sequence[End]) -> End:
-    """The end that explains the others, of ends in their order: an error before a wish to stop before a lost rank, then the first."""
+    """The end that explains the others, of ends in their order: an error before a wish to stop before a lost rank, then the first.
+
+    Where all ended well it is the lowest rank's.
+    """
     gravity = {0: 3, RANK_LOST: 2, STOPPED: 1}
-    return min(ends, key=lambda end: (end.by_us, gravity.get(end.code, 0)))
+    return min(ends, key=lambda end: (end.by_us, gravity.get(end.code, 0), end.rank if end.code == 0 else 0))
 
 
 def launch(
@@ -132,6 +135,8 @@ class _Node:
             time.sleep(_LOOK)
             self._reap()
             elsewhere = news.loss
+        if (first := explaining(self._ends) if self._ends else None) and first.code not in {0, RANK_LOST}:
+            news.tell(first.code, self._say(first))  # at once: ranks elsewhere have lost it and ask for its name
         patience = time.monotonic() + _LAST_WORDS
         while self._running and time.monotonic() < patience:
             time.sleep(_LOOK)
@@ -147,7 +152,10 @@ class _Node:
             return RANK_LOST, elsewhere
         if end.code == RANK_LOST and self._stop:
             return STOPPED, f"node rank {self._placement.node} was asked to stop"
-        return end.code, f"rank {end.rank} (node rank {self._placement.node}) has ended with {_say(end.code)}"
+        return end.code, self._say(end)
+
+    def _say(self, end: End) -> str:
+        return f"rank {end.rank} (node rank {self._placement.node}) has ended with {_say(end.code)}"
 
     def kill(self) -> None:
         """End what still runs."""
@@ -193,14 +201,20 @@ class _News:
         self.loss: str | None = None
         """The sentence that says which node has ended badly or can't be reached."""
         self._last_word: tuple[int, str] | None = None
-        self._ending = threading.Event()
+        self._is_told, self._ending = True, False
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="news", daemon=True)
         self._thread.start()
 
+    def tell(self, code: int, message: str) -> None:
+        """How this node ends, for the others."""
+        self._last_word, self._is_told = (code, message), False
+        self._woken.set()
+
     def farewell(self, code: int, message: str) -> None:
         """Tell the others, and wait a little for those that must still hear it."""
-        self._last_word = code, message
-        self._ending.set()
+        self._ending = True
+        self.tell(code, message)
         self._thread.join(_LINGER if code else _FAREWELL)
 
     def _follow(self) -> None:
@@ -211,14 +225,21 @@ class _News:
             others = [node for node in range(self._placement.nodes) if node != self._placement.node]
             self._beat(rendezvous.Signs(store, self._placement.node, others))
         except RuntimeError as error:  # what a store raises, and RankLost
-            if not self._ending.is_set():
+            if not self._ending:
                 self.loss = f"the launcher of node rank 0 can't be reached ({' '.join(str(error).split())[:200]})"
 
     def _beat(self, signs: Any) -> None:  # noqa: ANN401 - its module needs torch
-        while not self._ending.wait(_BEAT):
+        while not self._ending:
             signs.give()
             self.loss = self.loss or signs.lost(_SILENCE)
-        if self._last_word is not None:
-            signs.end(*self._last_word)
+            self._woken.wait(_BEAT)
+            self._woken.clear()
+            self._say_last_word(signs)
+        self._say_last_word(signs)
         while self._listener is not None and not signs.all_ended():
             time.sleep(_LOOK)
+
+    def _say_last_word(self, signs: Any) -> None:  # noqa: ANN401 - as above
+        if not self._is_told and self._last_word is not None:
+            self._is_told = True
+            signs.end(*self._last_word)

@@ -186,6 +186,8 @@ def free_port() -> int:
 )
 def test_which_end_explains_the_others(codes: list[int], rank: int) -> None:
     assert explaining([End(number, code) for number, code in enumerate(codes)]).rank == rank
+    if not any(codes):
+        assert explaining([End(number, 0) for number in reversed(range(len(codes)))]).rank == 0
     assert explaining([End(9, 137, by_us=True), *(End(number, code) for number, code in enumerate(codes) if code)]).rank != 9 or not any(
         codes
     )
