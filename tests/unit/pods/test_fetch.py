@@ -22,6 +22,8 @@ async def _answer(request: web.Request) -> web.StreamResponse:
             await request.app[NEVER].wait()
         case "/long":
             return web.json_response({"text": "x" * LIMIT})
+        case "/padded":  # what was read of it is an object
+            return web.Response(text="{}" + " " * LIMIT)
         case "/list":
             return web.json_response([1])
         case "/text":
@@ -53,7 +55,7 @@ async def test_an_object_is_returned_by_its_host(reader: PodReader, port: int) -
     assert await reader.read(["127.0.0.1"], port, "/good") == {"127.0.0.1": {"adapters": []}}
 
 
-@pytest.mark.parametrize("path", ["/slow", "/long", "/list", "/text", "/elsewhere", "/absent"])
+@pytest.mark.parametrize("path", ["/slow", "/long", "/padded", "/list", "/text", "/elsewhere", "/absent"])
 async def test_anything_else_is_no_answer(reader: PodReader, port: int, path: str) -> None:
     assert await reader.read(["127.0.0.1"], port, path) == {}
 

@@ -372,6 +372,7 @@ def test_the_whole_way_one_step_at_a_time() -> None:
     assert phases == ["Waiting", "Waiting", "Loading", "Loading", "Evaluating", "Evaluating", "Canary", "Canary", "Canary"]
     report = step(WHOLE, report, serving(pod(mine=(9, 0))), after(2000)).report
     assert (report["phase"], report["share"]) == ("Deployed", 1.0)
+    assert report["began"] == "2026-11-29T12:03:20Z", "the order of deployments is that in which they began"
     assert "loss 1, without it 2" in report["message"]
 
 
