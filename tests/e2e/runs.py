@@ -141,7 +141,14 @@ def kill_kubelet(place: Site, name: str) -> None:
     """Kill -9 of the kubelet under the second pod; systemd starts it again."""
     assert place.kind is not None
     node = pods(place, name)[1]["spec"]["nodeName"]
-    place.kind.engine.docker("exec", node, "systemctl", "kill", "--signal=KILL", "kubelet")
+    docker = place.kind.engine.docker
+
+    def pid() -> str:
+        return docker("exec", node, "systemctl", "show", "--property=MainPID", "--value", "kubelet").strip()
+
+    killed = pid()
+    docker("exec", node, "systemctl", "kill", "--signal=KILL", "kubelet")
+    wait_for(f"another kubelet on {node}", lambda: pid() not in {"0", killed}, timeout=60)
 
 
 def write_data(place: Site, file: str, text: str) -> str:
