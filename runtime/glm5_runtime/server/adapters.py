@@ -70,7 +70,7 @@ async def load(request: Request) -> Response:
     store = _store(service)
     if body.lora_name == service.settings.model_name:
         raise bad_request(f"lora_name is {body.lora_name!r}, the name of the model itself", "lora_name")
-    _refuse_kept(service, body.lora_name)
+    _check_free(service, body.lora_name)
     root = service.settings.lora_dir
     if root is None:
         raise ApiError(403, "adapters can't be loaded at run time: start the server with --lora-dir", param="lora_path", code="forbidden")
@@ -78,7 +78,7 @@ async def load(request: Request) -> Response:
 
     try:
         async with service.changing_adapters:
-            _refuse_kept(service, body.lora_name)  # again: the file may have asked for it meanwhile
+            _check_free(service, body.lora_name)  # again: the file may have asked for it meanwhile
             adapter = await asyncio.to_thread(lambda: store.load(body.lora_name, _within(root, body.lora_path), body.sha256))
     except AdapterError as error:
         raise bad_request(str(error).replace(f"{root.resolve()}/", ""), "lora_path") from error
@@ -105,9 +105,13 @@ def within(root: Path, asked: str) -> Path | None:
     return folder if folder != root and folder.is_relative_to(root) else None
 
 
-def _refuse_kept(service: Service, name: str) -> None:
-    if service.adapters_file is not None and service.adapters_file.keeps(name):
-        raise bad_request(f"the adapter {name!r} belongs to the file of --adapters-file; change its entry there", "lora_name")
+def _check_free(service: Service, name: str) -> None:
+    if service.adapters_file is not None and service.adapters_file.wants(name):
+        raise _of_the_file(name)
+
+
+def _of_the_file(name: str) -> ApiError:
+    return bad_request(f"the adapter {name!r} belongs to the file of --adapters-file; change its entry there", "lora_name")
 
 
 async def unload(request: Request) -> Response:
@@ -115,7 +119,8 @@ async def unload(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await service.read(request, lambda raw: service.validate(raw, UnloadAdapter, {}))
     store = _store(service)
-    _refuse_kept(service, body.lora_name)
+    if service.adapters_file is not None and service.adapters_file.keeps(body.lora_name):
+        raise _of_the_file(body.lora_name)
     from glm5_runtime.engine.adapters import UnknownAdapter  # noqa: PLC0415 - brings torch, which is loaded by now
 
     try:

@@ -74,7 +74,11 @@ class AdaptersFile:
         self._work: asyncio.Task[None] | None = None
 
     def keeps(self, name: str) -> bool:
-        """Whether this name is the file's."""
+        """Whether what is loaded under this name came by the file."""
+        return name in self._kept
+
+    def wants(self, name: str) -> bool:
+        """Whether this name is the file's, loaded or not."""
         return name in self._contents.entries or name in self._kept
 
     def share_of(self, request_id: str) -> str | None:

@@ -315,6 +315,12 @@ async def test_names_of_the_file_and_of_the_endpoints_are_not_taken_from_each_ot
     assert await server.answered_by(model="by-hand") == "by-hand"
     assert (await server.states())["by-hand"]["state"] == "Loaded"  # not the file's, and seen all the same
 
+    await server.says(server.entry("one"), server.entry("by-hand", "one"))
+    assert (await server.client.post(unload, json={"lora_name": "by-hand"})).status_code == 200
+    server.now += LONGEST_PAUSE
+    await server.follow()
+    assert (await server.states())["by-hand"]["sha256"] == sha256(server.root / "one")
+
 
 async def test_an_adapter_of_another_base_is_told_and_with_a_stated_base_refused(server: Followed) -> None:
     await server.says(server.entry("told", "other-base"), server.entry("kept", "other-base", base="GLM-5"))
