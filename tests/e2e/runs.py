@@ -46,18 +46,30 @@ def status(place: Site, name: str) -> dict[str, Any]:
     return found
 
 
-def wait_status(place: Site, name: str, what: str, good: Callable[[dict[str, Any]], bool], timeout: float = 400) -> dict[str, Any]:
-    """Wait for a status, and fail at once when the run has ended otherwise; returns it."""
+def has_ended(status: dict[str, Any]) -> bool:
+    """Whether the run has an outcome."""
+    return "outcome" in status
+
+
+def wait_status(
+    place: Site,
+    name: str,
+    what: str,
+    good: Callable[[dict[str, Any]], bool],
+    lost: Callable[[dict[str, Any]], bool] = has_ended,
+    timeout: float = 400,
+) -> dict[str, Any]:
+    """Wait for a status, and fail at once when it is `lost`: by itself it won't become good any more. Returns it."""
     seen: dict[str, Any] = {}
 
     def told() -> bool:
         nonlocal seen
         seen = status(place, name)
-        return good(seen) or "outcome" in seen
+        return good(seen) or lost(seen)
 
     try:
         wait_for(f"{name}: {what}", told, timeout=timeout, every=0.5)
-        assert good(seen), f"{name}: {what}: it ended before"
+        assert good(seen), f"{name}: {what}: it went another way"
     except Exception as error:
         said = [f"{pod['metadata']['name']}:\n{logs(place, pod, 15)}" for pod in pods(place, name)]
         raise AssertionError(f"{error}; it says {json.dumps(seen, indent=1)}\n" + "\n".join(said)) from error

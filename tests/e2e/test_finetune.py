@@ -86,7 +86,7 @@ def test_after_kill_9_a_run_ends_with_the_loss_of_one_that_nothing_happened_to(
     kill(site, name)
     if last_attempt == 1:
         step = runs.status(site, name)["step"]  # what a killed operator may have told last
-        runs.wait_status(site, name, "further steps", lambda now: now["step"] > step or "outcome" in now)
+        runs.wait_status(site, name, "further steps", lambda now: now["step"] > step or runs.has_ended(now))
         figures = {"told_again_s": seconds(at, datetime.now(UTC))}
     ended = runs.wait_status(site, name, "the end", lambda now: now.get("outcome") == "Succeeded")
 
@@ -117,7 +117,7 @@ def test_an_adapter_comes_into_a_running_service_and_into_pods_that_come_later(s
     try:
         wait_ready(site, SERVICE)
         (before,) = engines(site)
-        runs.wait_status(site, undisturbed["name"], "Deployed", deployed)
+        runs.wait_status(site, undisturbed["name"], "Deployed", deployed, rolled_back)
         site.kubectl("scale", "glm5service", SERVICE, "-n", steps.NAMESPACE, "--replicas=2")
         wait_for("two pods", lambda: len(engines(site)) == 2, timeout=60, every=0.5)
         wait_ready(site, SERVICE)
@@ -138,6 +138,11 @@ def test_an_adapter_comes_into_a_running_service_and_into_pods_that_come_later(s
 def deployed(status: dict[str, Any]) -> bool:
     """Whether a job's adapter has come into its service."""
     return bool(status.get("deployment", {}).get("phase") == "Deployed")
+
+
+def rolled_back(status: dict[str, Any]) -> bool:
+    """Whether it was taken out again."""
+    return bool(status.get("deployment", {}).get("phase") == "RolledBack")
 
 
 def seconds(begin: datetime, end: datetime) -> float:
