@@ -56,6 +56,7 @@ def wait_status(
     name: str,
     what: str,
     good: Callable[[dict[str, Any]], bool],
+    *,
     lost: Callable[[dict[str, Any]], bool] = has_ended,
     timeout: float = 400,
 ) -> dict[str, Any]:

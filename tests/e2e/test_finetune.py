@@ -117,7 +117,7 @@ def test_an_adapter_comes_into_a_running_service_and_into_pods_that_come_later(s
     try:
         wait_ready(site, SERVICE)
         (before,) = engines(site)
-        runs.wait_status(site, undisturbed["name"], "Deployed", deployed, rolled_back)
+        runs.wait_status(site, undisturbed["name"], "Deployed", deployed, lost=rolled_back)
         site.kubectl("scale", "glm5service", SERVICE, "-n", steps.NAMESPACE, "--replicas=2")
         wait_for("two pods", lambda: len(engines(site)) == 2, timeout=60, every=0.5)
         wait_ready(site, SERVICE)
