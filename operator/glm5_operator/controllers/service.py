@@ -18,7 +18,7 @@ from glm5_operator.controllers.steady import keep_strategy
 from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.service import ServicePlan, plan_service
-from glm5_operator.status.adapters import adapter_reports, is_settled
+from glm5_operator.status.adapters import adapter_reports, are_silent, is_settled
 from glm5_operator.status.conditions import gave_up, is_stalled
 from glm5_operator.status.pods import is_replica, is_true
 from glm5_operator.status.service import Observed, Report, WriteFault, service_status
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 ADAPTERS_AGAIN: Final = timedelta(seconds=3)
 """While an adapter is on its way to a pod: no event tells that it has arrived."""
+SILENT_AGAIN: Final = timedelta(seconds=30)
+"""While no pod answers: each time costs a worker of the queue the whole time of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,13 @@ class ServiceController:
             return Outcome.done()  # owner references remove the children
         plan = self._plan(seen)
         applied = await self._apply(seen, plan)
-        reports = None if plan.adapters is None else adapter_reports(plan.adapters, await self.adapters.ask(seen.pods))
+        answers = () if plan.adapters is None else await self.adapters.ask(seen.pods)
+        reports = None if plan.adapters is None else adapter_reports(plan.adapters, answers)
         report = self._report(seen, plan, applied, reports, now)
         # What jobs that deploy to it wait for.
         failure = await self.applier.write_status(seen.service, report.status, tell=reports is not None)
         announce(self.events, seen.service, report.status)
-        return self._outcome(report, applied, failure, now)
+        return self._outcome(report, applied, failure, now, asks_again=SILENT_AGAIN if are_silent(answers) else ADAPTERS_AGAIN)
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
         """Say in the status, and by an Event, that the budget of failures is used up."""
@@ -114,7 +117,7 @@ class ServiceController:
         observed = Observed(_deployment(children), seen.pods, self.facts.held_by(seen.pods), holders, adapters)
         return service_status(seen.service, plan, observed, [_fault(failure) for failure in applied.errors], now)
 
-    def _outcome(self, report: Report, applied: Applied, failure: ApiFailure | None, now: datetime) -> Outcome:
+    def _outcome(self, report: Report, applied: Applied, failure: ApiFailure | None, now: datetime, *, asks_again: timedelta) -> Outcome:
         failures = [*applied.errors, *([failure] if failure else [])]
         if transient := [item for item in failures if item.retryable]:
             waits = [item.retry_after for item in transient if item.retry_after]
@@ -123,7 +126,7 @@ class ServiceController:
             return Outcome.stalled(failures[0].reason, self.recheck)
         if report.stalled:
             return Outcome.stalled(report.status["conditions"][0]["reason"], self.resync)
-        after = self.resync if is_settled(report.status.get("adapters") or ()) else ADAPTERS_AGAIN
+        after = self.resync if is_settled(report.status.get("adapters") or ()) else asks_again
         if report.look_again is not None:
             after = min(after, max(timedelta(0), report.look_again - now))
         return Outcome.again(after)

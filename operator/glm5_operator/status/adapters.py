@@ -83,6 +83,11 @@ def is_settled(reports: Sequence[Mapping[str, Any]]) -> bool:
     return all(report["state"] in {LOADED, WAITING} for report in reports)
 
 
+def are_silent(pods: Sequence[PodAnswer]) -> bool:
+    """None of them answers, so asking again soon costs time and brings nothing: a network policy is in the way, say."""
+    return bool(pods) and all(pod.held is None for pod in pods)
+
+
 def _report(adapter: PlannedAdapter, pods: Sequence[PodAnswer]) -> dict[str, Any]:
     report: dict[str, Any] = {"name": adapter.name, "source": adapter.source, "share": adapter.share}
     report |= {name: value for name, value in (("path", adapter.path), ("sha256", adapter.sha256)) if value}

@@ -18,7 +18,7 @@ from glm5_operator.api.deploy import (
     DEFAULT_LEAST_REQUESTS,
     DEFAULT_MOST_FAILURES,
 )
-from glm5_operator.status.adapters import first_refusal, has
+from glm5_operator.status.adapters import are_silent, first_refusal, has
 from glm5_operator.status.canary import Tally, tally
 from glm5_operator.status.conditions import Condition, Truth, clipped, moment, stamp
 
@@ -162,8 +162,9 @@ def _loading(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: dat
     refusal = first_refusal(seen.pods, deploy.adapter)
     if refusal and now >= _since(report) + REFUSED_AFTER:
         return _back(report, deploy, Reason.LOAD_FAILED, refusal, now)
-    message = refusal or f"{having} of {len(seen.pods)} ready pods have it"
-    return Step(report | {"message": message}, again=SOON)
+    if are_silent(seen.pods):
+        return Step(report | {"message": "no pod says which adapters it has: let the operator reach the engine's port"}, again=LOOKING)
+    return Step(report | {"message": refusal or f"{having} of {len(seen.pods)} ready pods have it"}, again=SOON)
 
 
 def _evaluating(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
@@ -210,7 +211,7 @@ def _canary(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step
         return _back(report, deploy, Reason.TOO_MANY_FAILURES, f"{counted.told}; {allowed:.1%} more than the others may fail", now)
     if ending:
         return _finished(report, deploy, now)
-    wait = max(SOON, min(COUNTING, over - now))
+    wait = LOOKING if are_silent(seen.pods) else max(SOON, min(COUNTING, over - now))
     waits = "" if now < over else f"; waits for {least} requests" if counted.requests < least else "; waits for every pod to answer"
     return Step(report | {"message": f"{counted.told}{waits}"}, again=wait)
 

@@ -11,7 +11,7 @@ import pytest
 
 from glm5_operator.controllers.adapters import Adapters
 from glm5_operator.controllers.facts import Facts
-from glm5_operator.controllers.service import ADAPTERS_AGAIN, ServiceController
+from glm5_operator.controllers.service import ADAPTERS_AGAIN, SILENT_AGAIN, ServiceController
 from glm5_operator.kube import ApiFailure, Applied, Applier, Cache, Events, Key, Outcome, OutcomeKind
 from glm5_operator.plan.facts import Site
 from glm5_operator.pods import PodReader
@@ -270,6 +270,14 @@ async def test_pods_are_told_that_the_list_has_changed_and_asked_whether_they_ha
     (told,) = edge.status["adapters"]
     assert (told["state"], told["sha256"]) == ("Loaded", sha)
     assert file["metadata"]["name"] == "chat-adapters"
+
+
+async def test_pods_that_do_not_answer_are_asked_more_seldom() -> None:
+    edge, world = Edge(), (a_pool(), a_node("a", rack="inference"), a_replica("p", "10.0.0.1"), a_replica("q", "10.0.0.2"))
+
+    assert await reconcile(edge, taking_adapters(), *world) == Outcome.again(SILENT_AGAIN)
+    edge.answers = {"10.0.0.1": {"adapters": []}}
+    assert await reconcile(edge, taking_adapters(), *world) == Outcome.again(ADAPTERS_AGAIN)
 
 
 async def test_a_plan_that_can_not_be_made_keeps_what_is_known_of_adapters() -> None:

@@ -146,6 +146,13 @@ def test_one_pod_without_it_keeps_it_from_going_on(pods: tuple[PodAnswer, ...]) 
     assert found.report["message"] == "1 of 2 ready pods have it"
 
 
+def test_pods_that_say_nothing_at_all_are_asked_more_seldom() -> None:
+    found = step(PLAIN, in_phase("Loading"), serving(PodAnswer("p", "p"), PodAnswer("q", "q")), after(1))
+
+    assert "let the operator reach the engine's port" in found.report["message"]
+    assert found.again == timedelta(seconds=30)
+
+
 def test_no_ready_pod_is_not_every_pod() -> None:
     assert step(PLAIN, in_phase("Loading"), Seen(ready=False, live=LIVE), after(1)).report["phase"] == "Loading"
 
