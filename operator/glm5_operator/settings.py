@@ -135,6 +135,14 @@ class Watch:
         low=5,
         high=86400,
     )
+    discovery: float = _setting(
+        60.0,
+        "How often it is looked whether Kueue and Volcano are installed.",
+        "They come and go once in a cluster's life; a look is one small request.",
+        unit="s",
+        low=1,
+        high=86400,
+    )
     dead_after: float = _setting(
         180.0,
         "/healthz fails when a watch gave no sign of life for this long.",

@@ -37,8 +37,9 @@ PROGRESS = {
     "GLM5_OPERATOR_PROGRESS_PORT": str(_free_port()),
     "GLM5_OPERATOR_PROGRESS_INTERVAL": "1",
     "GLM5_OPERATOR_PROGRESS_TELL": "2",
+    "GLM5_OPERATOR_WATCH_DISCOVERY": "1",
 }
-"""Where trainers tell how far they are: pods without a kubelet have the address of this machine, and one port serves for all."""
+"""Soon, as tests want it. Pods without a kubelet have the address of this machine, so one port for progress serves for all."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,12 @@ COMPONENT_CHECK: Final = "check"
 PART_OF: Final = "glm5"
 MANAGED_BY: Final = "glm5-operator"
 
+# Of gang schedulers.
+KUEUE_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+VOLCANO_QUEUE_LABEL: Final = "scheduling.volcano.sh/queue-name"
+POD_GROUP_KIND: Final = "PodGroup"
+POD_GROUP_ANNOTATION: Final = "scheduling.k8s.io/group-name"
+
 # In the pod.
 ENGINE_CONTAINER: Final = "engine"
 ENGINE_PORT: Final = 8000

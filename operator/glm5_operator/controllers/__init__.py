@@ -18,6 +18,7 @@ from glm5_operator.controllers.pool import PoolController
 from glm5_operator.controllers.progress import ProgressPoller
 from glm5_operator.controllers.service import ServiceController
 from glm5_operator.kube import Controllers, errors, kinds
+from glm5_operator.kube.gangs import Gangs
 from glm5_operator.plan.facts import Site
 from glm5_operator.pods import PodReader
 
@@ -57,10 +58,26 @@ def build(parts: Parts) -> Controllers:
     asking = parts.settings.progress
     interval, tell = timedelta(seconds=asking.interval), timedelta(seconds=asking.tell)
     poller = ProgressPoller(parts.cache, PodReader(), parts.wake, interval, tell, asking.port)
+
+    def look_again() -> None:
+        for key in parts.cache.keys(names.FINETUNE_KIND):
+            parts.wake(key)
+
+    gangs = Gangs(parts.client, parts.settings.watch.discovery, look_again)
     training_metrics.register(parts.metrics, parts.cache)
     deployments = Deployments(parts.cache, parts.applier, parts.events, facts, adapters)
     finetunes = FinetuneController(
-        parts.cache, parts.applier, parts.events, facts, find_job, resync, recheck, parts.metrics, poller.heard, deployments
+        parts.cache,
+        parts.applier,
+        parts.events,
+        facts,
+        find_job,
+        resync,
+        recheck,
+        parts.metrics,
+        poller.heard,
+        gangs.installed,
+        deployments,
     )
     by_kind: dict[str, ServiceController | FinetuneController | PoolController] = {
         names.SERVICE_KIND: services,
@@ -71,4 +88,4 @@ def build(parts: Parts) -> Controllers:
     async def give_up(key: Key, reason: str, now: datetime) -> None:
         await by_kind[key.kind].give_up(key, reason, now)
 
-    return Controllers(by_kind, give_up, {"progress": poller.run})
+    return Controllers(by_kind, give_up, {"progress": poller.run, "gangs": gangs.run})

@@ -19,6 +19,7 @@ from glm5_operator.controllers.announce import announce
 from glm5_operator.controllers.deployment import Deployed, is_evaluation
 from glm5_operator.controllers.training_metrics import count_ended
 from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
+from glm5_operator.kube.gangs import Installed
 from glm5_operator.plan.attempt import AttemptPlan, claim_of, outcome_record, plan_attempt, rendezvous_service
 from glm5_operator.plan.check import check_digest, check_objects
 from glm5_operator.plan.facts import Claim, Finding, FinetuneFacts
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
     from glm5_operator.metrics import Metrics
     from glm5_operator.status.progress import Heard
 
+
+async def nothing_installed() -> Installed:
+    """A cluster without gang schedulers."""
+    return Installed()
+
+
 LOOK_FOR_CARDS: Final = timedelta(seconds=30)
 """Of a run that waits for cards: pods that free some wake it; this finds what no event told."""
 
@@ -57,6 +64,7 @@ class FinetuneController:
     recheck: timedelta
     metrics: Metrics
     heard: Callable[[str], Heard | None] = lambda _: None  # by the uid of an attempt's Job
+    installed: Callable[[], Awaitable[Installed]] = nothing_installed
     deployments: Deployments | None = None  # only in tests of training there is none
     # Two runs that look for cards of one pool at the same time would both find the same.
     pools: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -145,7 +153,7 @@ class FinetuneController:
             return way, None, await self._converge(resource, job, way, ())
         async with self.pools[job.spec.pool]:
             attempt = way.record.attempt + 1
-            plan = plan_attempt(job, self._facts(resource, job, way), attempt)
+            plan = plan_attempt(job, await self._facts(resource, job, way), attempt)
             applied = await self._converge(resource, job, way, plan.objects)
         begun = self.cache.get(kinds.JOB.name, job.metadata.namespace or "", names.attempt_name(job.metadata.name, attempt))
         owned = begun is not None and any(item.get("uid") == job.metadata.uid for item in begun["metadata"].get("ownerReferences") or ())
@@ -158,7 +166,7 @@ class FinetuneController:
         self, resource: Resource, job: GLM5FinetuneJob, way: Course, check: Check | None
     ) -> tuple[Course, AttemptPlan | None, Applied]:
         """Have settings and data checked, by a pod like the attempt's; a check that is under way is left as it is."""
-        plan = plan_attempt(job, self._facts(resource, job, way), way.record.attempt + 1)
+        plan = plan_attempt(job, await self._facts(resource, job, way), way.record.attempt + 1)
         new: tuple[Manifest, ...] = ()
         if check is not None and check.state is CheckState.NEEDED and plan.template is not None:
             new = check_objects(job, plan.template)
@@ -181,11 +189,13 @@ class FinetuneController:
         ]
         return await self.applier.converge(resource, desired, live)
 
-    def _facts(self, resource: Resource, job: GLM5FinetuneJob, way: Course) -> FinetuneFacts:
+    async def _facts(self, resource: Resource, job: GLM5FinetuneJob, way: Course) -> FinetuneFacts:
+        gangs = await self.installed()
         pool = self.facts.pool(job.spec.pool)
         avoided = frozenset(item["node"] for item in way.record.history if item.get("node") and item["cause"] == Cause.CARD_FAULT)
         resource_name = self.facts.resource_of_pool(job.spec.pool)
-        return FinetuneFacts(pool, self.facts.site, tuple(self._claims(resource, job.spec.pool, resource_name)), avoided)
+        claims = tuple(self._claims(resource, job.spec.pool, resource_name))
+        return FinetuneFacts(pool, self.facts.site, claims, avoided, gangs.kueue, gangs.volcano)
 
     def _claims(self, resource: Resource, pool: str, resource_name: str) -> list[Claim]:
         """Cards of the pool that other runs were given and whose pods have no node yet."""
@@ -228,6 +238,8 @@ def _kept(job: GLM5FinetuneJob, way: Course) -> set[tuple[str, str]]:
     kept = {(kinds.JOB.name, way.job["metadata"]["name"])}
     if _is_check(way.job):
         return kept | {(kinds.CONFIG_MAP.name, way.job["metadata"]["name"])}
+    if way.stage in {Stage.RUNNING, Stage.ENDING}:
+        kept.add((kinds.POD_GROUP.name, way.job["metadata"]["name"]))
     return kept | ({(kinds.CONFIG_MAP.name, names.config_name(job.metadata.name, int(attempt)))} if attempt.isdigit() else set())
 
 

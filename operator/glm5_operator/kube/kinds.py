@@ -31,6 +31,7 @@ class Kind:
         feed: how news arrive.
         cached: kept in the cache at all.
         selector: label selector for watches and lists.
+        optional: of others; where it isn't served, there are none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Kind:
     feed: Feed = Feed.LISTS
     cached: bool = True
     selector: str = ""
+    optional: bool = False
 
     @property
     def watched(self) -> bool:
@@ -75,15 +77,18 @@ CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", feed=Feed.STREAM, 
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
 JOB: Final = Kind("Job", "batch", "v1", "jobs", feed=Feed.STREAM, selector=_OURS_OF_TRAINING)
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS_OF_ANY)
+POD_GROUP: Final = Kind(names.POD_GROUP_KIND, "scheduling.volcano.sh", "v1beta1", "podgroups", selector=_OURS_OF_TRAINING, optional=True)
+"""Of Volcano, where that is installed."""
 DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
 EVENT: Final = Kind("Event", "events.k8s.io", "v1", "events", cached=False)
 LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases", cached=False)
 NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False, cached=False)
 
 ALL: Final = (
-    SERVICE, FINETUNE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, DAEMON_SET, EVENT, LEASE, NAMESPACE,
+    SERVICE, FINETUNE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, POD_GROUP, DAEMON_SET, EVENT, LEASE,
+    NAMESPACE,
 )  # fmt: skip
-CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP)
+CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, POD_GROUP)
 OWNERS: Final = (SERVICE, FINETUNE)
 """What `plan` makes, and nothing besides: the rights follow from it (tests/unit/kube/test_rights.py)."""
 CACHED: Final = tuple(kind for kind in ALL if kind.cached)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NEWEST = 2**63
+"""No resourceVersion is above it."""
+
 
 class Relist:
     """Compares lists with the cache; tells `changed(resource, deleted)` about each difference."""
@@ -88,12 +91,20 @@ class Relist:
     async def _try(self, kind: Kind) -> bool:
         try:
             await self._list(kind)
+        except errors.NotFoundError as error:
+            if not kind.optional:
+                return self._failed(kind, error)
+            for gone in self._cache.sweep(kind.name, None, set(), _NEWEST):  # whoever had brought the kind is gone, and all of it
+                self._changed(gone, True)
         except errors.KubeError as error:
-            log.warning("%s can't be listed: %s", kind.plural, error)
-            self._pending.add(kind.name)
-            return False
+            return self._failed(kind, error)
         self._never.discard(kind.name)
         return True
+
+    def _failed(self, kind: Kind, error: errors.KubeError) -> bool:
+        log.warning("%s can't be listed: %s", kind.plural, error)
+        self._pending.add(kind.name)
+        return False
 
     async def _list(self, kind: Kind) -> None:
         first = kind.name in self._never

@@ -12,6 +12,7 @@ from glm5_operator.api import names
 from glm5_operator.api.finetune_status import FinetuneResolved
 from glm5_operator.plan import findings, finetune_findings
 from glm5_operator.plan.facts import Finding, Product
+from glm5_operator.plan.gang import in_group, is_volcanos, pod_group, queue_of
 from glm5_operator.plan.offer import offer_of
 from glm5_operator.plan.places import places_of
 from glm5_operator.plan.pod import quantity
@@ -70,7 +71,7 @@ def plan_attempt(job: GLM5FinetuneJob, facts: FinetuneFacts, attempt: int) -> At
     if room.able < nodes:
         return AttemptPlan(stalled=finetune_findings.too_few_nodes(job.spec.pool, offer.resource, nodes, cards, room.able))
     planned = _planned(job, facts, offer, attempt, room)
-    if planned.stalled is None and room.free < nodes:
+    if planned.stalled is None and room.free < nodes and not _has_a_gang(job, planned, facts):
         waits = finetune_findings.waits_for_cards(
             job.spec.pool, offer.resource, nodes, cards, room.free, avoided=len(room.avoided), claimed=room.claimed
         )
@@ -114,7 +115,8 @@ def claim_of(job_object: Mapping[str, Any], resource: str, bound: int) -> tuple[
     trainer: Mapping[str, Any] = next(iter(pod.get("containers") or ()), {})
     cards = str(((trainer.get("resources") or {}).get("limits") or {}).get(resource) or "0")
     pool = str((pod.get("nodeSelector") or {}).get(names.POOL_LABEL) or "")
-    return pool, max(0, int(spec.get("parallelism") or 0) - bound), int(cards) if cards.isdigit() else 0
+    wanted = 0 if spec.get("suspend") else int(spec.get("parallelism") or 0)  # Kueue has yet to give it any
+    return pool, max(0, wanted - bound), int(cards) if cards.isdigit() else 0
 
 
 def _usable_pool(job: GLM5FinetuneJob, facts: PoolFacts | None) -> Offer | Finding:
@@ -180,8 +182,18 @@ def _planned(job: GLM5FinetuneJob, facts: FinetuneFacts, offer: Offer, attempt: 
         memory=quantity(memory),
         shm=quantity(shm),
     )
-    config = _config(job, attempt, training_file(job.spec, places))
-    return AttemptPlan((config, _job(job, attempt, pod)), resolved, template=pod)
+    objects = [_config(job, attempt, training_file(job.spec, places))]
+    if is_volcanos(pod, facts):
+        metadata = _metadata(job, names.attempt_name(job.metadata.name, attempt), attempt)
+        cards = (offer.resource, job.spec.parallelism.npus_per_node)
+        objects.append(pod_group(job, metadata, cpu_millis=cpu, memory=memory, cards=cards))
+        pod = in_group(pod, metadata["name"])
+    return AttemptPlan((*objects, _job(job, attempt, pod, queue_of(job, facts))), resolved, template=pod)
+
+
+def _has_a_gang(job: GLM5FinetuneJob, planned: AttemptPlan, facts: FinetuneFacts) -> bool:
+    """Somebody else sees to it that all pods get their cards or none."""
+    return bool(queue_of(job, facts)) or (planned.template is not None and is_volcanos(planned.template, facts))
 
 
 def _config(job: GLM5FinetuneJob, attempt: int, text: str) -> Manifest:
@@ -189,13 +201,20 @@ def _config(job: GLM5FinetuneJob, attempt: int, text: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": {names.CONFIG_FILE: text}}
 
 
-def _job(job: GLM5FinetuneJob, attempt: int, pod: Manifest) -> Manifest:
-    """Never retried by its own controller: what the next attempt looks like is decided by why this one ended."""
+def _job(job: GLM5FinetuneJob, attempt: int, pod: Manifest, queue: str) -> Manifest:
+    """Never retried by its own controller: what the next attempt looks like is decided by why this one ended.
+
+    With a queue of Kueue it begins suspended, and Kueue sets it going.
+    """
+    metadata = _metadata(job, names.attempt_name(job.metadata.name, attempt), attempt)
+    if queue:
+        metadata["labels"][names.KUEUE_QUEUE_LABEL] = queue
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(job, names.attempt_name(job.metadata.name, attempt), attempt),
+        "metadata": metadata,
         "spec": {
+            **({"suspend": True} if queue else {}),
             "completionMode": "Indexed",
             "completions": job.spec.nodes,
             "parallelism": job.spec.nodes,

@@ -115,12 +115,16 @@ class FinetuneFacts:
         site: operator-wide defaults.
         claims: of other runs on the same pool whose pods have yet to get their nodes.
         avoided: nodes that cards of earlier attempts failed on.
+        kueue: Kueue is installed.
+        volcano: Volcano is.
     """
 
     pool: PoolFacts | None
     site: Site = field(default_factory=Site)
     claims: tuple[Claim, ...] = ()
     avoided: frozenset[str] = frozenset()
+    kueue: bool = False
+    volcano: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,8 @@ def _ends(record: Record, job: Mapping[str, Any], seen: Seen, now: datetime) -> 
 
 def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime) -> tuple[PodEnd | None, datetime | None]:
     """How the attempt ended; else, if it is ending, until when the other ranks may say more."""
+    if ends and (job.get("spec") or {}).get("suspend"):
+        return PodEnd(Cause.PREEMPTED, "its Job was suspended: Kueue gave its cards to somebody else", "", None, None), None
     failing = _condition(job, "FailureTarget") or _condition(job, "Failed")
     deleted = job["metadata"].get("deletionTimestamp")
     if not (ends or failing or deleted):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from glm5_operator.api import names
 from glm5_operator.plan.attempt import AttemptPlan
 from glm5_operator.status import conditions as c
 from glm5_operator.status.conditions import Condition, Truth, stamp
@@ -184,6 +185,9 @@ def _scheduled(told: Told) -> Condition:
         return Condition(SCHEDULED, Truth.FALSE, finding.reason, finding.message)
     if course.stage not in {Stage.RUNNING, Stage.DUE}:
         return Condition(SCHEDULED, Truth.FALSE, course.stage.value, course.message)
+    if course.job is not None and (course.job.get("spec") or {}).get("suspend"):
+        queue = (course.job["metadata"].get("labels") or {}).get(names.KUEUE_QUEUE_LABEL, "")
+        return Condition(SCHEDULED, Truth.FALSE, "Queued", f"queue {queue} of Kueue has yet to give it its cards")
     wanted, pods = _wanted(told), _current(told)
     bound = sum(bool((pod.get("spec") or {}).get("nodeName")) for pod in pods)
     for pod in pods:

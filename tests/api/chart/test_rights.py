@@ -14,7 +14,9 @@ from tests.api.chart.conftest import SYSTEM, Release, Running, Start, as_json, c
 from tests.cluster.api import ApiCluster
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
+from tests.support import gangs
 from tests.support.chart import only
+from tests.support.kube import Kube
 from tests.support.trainers import a_volume, finetune
 
 pytestmark = pytest.mark.api
@@ -70,6 +72,18 @@ def leftovers(owner: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
+def fine_tune_by_volcano(release: Release) -> None:
+    """A run whose pods are one PodGroup, until it is suspended. Nobody schedules them here."""
+    kube, http = Kube(release.cluster.http), release.cluster.http
+    run = finetune("team", "group", pool="training", podTemplate={"spec": {"schedulerName": "volcano"}})
+    http.post(RUNS, json=run | {"apiVersion": "glm5.dev/v1alpha1"}).raise_for_status()
+    wait_for("its PodGroup", lambda: gangs.pod_groups(kube, "team") != [], timeout=60)
+    patch = {"spec": {"policy": {"suspend": True}}}
+    http.patch(f"{RUNS}/group", json=patch, headers={"Content-Type": "application/merge-patch+json"}).raise_for_status()
+    wait_for("its PodGroup to go", lambda: gangs.pod_groups(kube, "team") == [], timeout=60)
+    http.delete(f"{RUNS}/group").raise_for_status()
+
+
 def fine_tune(release: Release) -> None:
     """One run on the same nodes, from its volumes to its end, after which nothing of it stays but how it ended."""
     http = release.cluster.http
@@ -83,6 +97,7 @@ def fine_tune(release: Release) -> None:
     ).raise_for_status()
     wait_for("the run to end", lambda: (release.get(f"{RUNS}/tune").get("status") or {}).get("outcome") == "Succeeded", timeout=60)
     wait_for("its pods to go", lambda: release.get("/apis/batch/v1/namespaces/team/jobs")["items"] == [], timeout=60)
+    fine_tune_by_volcano(release)
     http.delete(f"{RUNS}/tune").raise_for_status()
     http.delete(f"{POOLS}/training").raise_for_status()
     wait_for("nodes to be released", lambda: node_marks(release.cluster) == [(None, [])] * 2, timeout=60)
@@ -124,6 +139,7 @@ def installed(release: Release) -> Release:
 def test_the_operator_does_its_whole_work_under_exactly_the_charts_roles(installed: Release, start: Start, tmp_path: Path) -> None:
     cluster, documents = installed.cluster, installed.rendered()
     account = operator_pod(documents)["spec"]["serviceAccountName"]
+    gangs.install(Kube(cluster.http), "podgroups")
     operator = start(operator_pod(documents), installed.kubeconfig_of(account, tmp_path), "--admin-port", "0")
 
     cluster.http.post(POOLS, json=POOL).raise_for_status()

@@ -40,3 +40,24 @@ async def test_a_server_that_was_set_back_to_a_backup_is_believed(client: Client
     assert found is not None
     assert (found["spec"], found["metadata"]["resourceVersion"]) == ({"replicas": 1}, "400")
     assert cache.put(service("chat", 501, 3)), "what the watch brings from then on is news"
+
+
+async def test_a_kind_of_others_that_is_not_served_is_none_at_all_and_one_of_ours_is_tried_again(
+    client: Client, api: FakeApi, metrics: Metrics
+) -> None:
+    cache, changed = Cache(), list[str]()
+    relist = Relist(
+        client,
+        cache,
+        metrics,
+        kinds=(kinds.POD_GROUP, kinds.JOB),
+        namespaces=(),
+        changed=lambda resource, _deleted: changed.append(resource["metadata"]["name"]),
+    )
+    cache.put(an_object("PodGroup", "left", version=5))
+    api.answers["GET"] = (404, {"kind": "Status", "reason": "NotFound", "message": "the server could not find the requested resource"}, {})
+
+    assert await relist._try(kinds.POD_GROUP)
+    assert not await relist._try(kinds.JOB)
+
+    assert (changed, cache.get("PodGroup", "ns", "left")) == (["left"], None)

@@ -12,7 +12,7 @@ def test_nothing_is_written_but_what_plans_make_and_what_carries_marks() -> None
     children = {kind.plural for kind in kinds.CHILDREN}
 
     assert written == children | {"glm5services", "glm5finetunejobs", "npupools", "nodes", "pods", "events"}
-    assert children == {"deployments", "services", "poddisruptionbudgets", "jobs", "configmaps"}
+    assert children == {"deployments", "services", "poddisruptionbudgets", "jobs", "configmaps", "podgroups"}
 
 
 def test_of_pods_nothing_but_a_patch_is_allowed() -> None:

@@ -271,3 +271,22 @@ def test_a_long_history_keeps_the_newest_and_counts_all() -> None:
 
     assert [entry["attempt"] for entry in found.record.history] == list(range(2, 22))
     assert found.record.failures == 21
+
+
+# --- Kueue ------------------------------------------------------------------------------------------------------------------
+
+
+def suspended(job: Json) -> Json:
+    return {**job, "spec": {**job["spec"], "suspend": True}}
+
+
+def test_a_job_that_kueue_has_yet_to_admit_is_under_way() -> None:
+    found = decide(RUNNING, suspended(a_job()))
+
+    assert (found.stage, found.record.history) == (Stage.RUNNING, ())
+
+
+def test_pods_that_kueue_takes_back_are_a_preemption_whatever_they_say() -> None:
+    found = decide(RUNNING, suspended(a_job()), pods=(failed(code=1, word="boom"), a_rank(1, deleted=True)))
+
+    assert (found.record.history[-1]["cause"], found.record.failures) == ("Preempted", 0)
