@@ -21,6 +21,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,7 @@ from glm5_runtime.engine.stats import STEP_TOKENS, EngineStats
 from glm5_runtime.engine.steps import is_out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from glm5_runtime.config import EngineConfig, ModelConfig
     from glm5_runtime.engine.adapters import AdapterStore
@@ -133,6 +134,12 @@ class Engine:
             adapter = self.adapters.hold(request.adapter) if self.adapters is not None and request.adapter else 0
             self._arrived.append(Sequence(request, sink, stop_ids, seed, adapter))
             self._wake.notify()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Requests submitted inside reach the engine at the same time: what is computed side by side doesn't depend on threads' turns."""
+        with self._wake:
+            yield
 
     def abort(self, request_id: str) -> None:
         """Give up a request: its pages are free before the next step, its last output says ABORT. Unknown ids are nothing."""

@@ -6,7 +6,6 @@ looks for numbers that aren't finite uses it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from glm5_runtime.train.build import Trainee, build
-from glm5_runtime.train.data.example import Example
 from glm5_runtime.train.forward import TrainingModel
-from glm5_runtime.train.packing import cut, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.train.config import TrainConfig
     from glm5_runtime.train.packing import Pack
@@ -65,19 +60,3 @@ def build_policy(config: TrainConfig, device: torch.device) -> Trainee:
     trainee = build(still, device)
     model = PolicyModel(trainee.model.decoder, recompute=config.training.activation_checkpointing, has_values=config.method == "ppo")
     return Trainee(model, trainee.places)
-
-
-def packs_of(tokens: Tensor, spans: Sequence[tuple[int, int]], lines: Sequence[int], parts: int) -> Iterator[tuple[Pack, Tensor]]:
-    """Rows of `tokens` [B, T] as micro-batches; with each, where its learned tokens stand among the B · T: [M] int64.
-
-    spans: of each row where its answer begins and ends. Packing puts rows in an order of its own, so it is given places for tokens; what
-    else there is of the tokens, [B, T], is then looked up by them.
-    """
-    flat, width = tokens.flatten(), tokens.shape[1]
-    rows = [
-        Example(tuple(range(row * width, row * width + end)), (False,) * start + (True,) * (end - start), line)
-        for row, ((start, end), line) in enumerate(zip(spans, lines, strict=True))
-    ]
-    for part in cut(rows, parts):
-        made = pack(part, tokens.device)
-        yield replace(made, batch=replace(made.batch, tokens=flat[made.batch.tokens]), targets=flat[made.targets]), made.targets

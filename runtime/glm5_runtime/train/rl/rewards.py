@@ -21,7 +21,8 @@ from glm5_runtime.model.weights import load_decoder
 from glm5_runtime.ops.interface import operators
 from glm5_runtime.train.rl.config import HttpReward, ModelReward
 from glm5_runtime.train.rl.head import choose
-from glm5_runtime.train.rl.policy import PolicyModel, packs_of
+from glm5_runtime.train.rl.packing import packs_of
+from glm5_runtime.train.rl.policy import PolicyModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,14 +179,13 @@ class ByModel:
     @torch.no_grad()
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         """At most 0."""
-        lengths = [len(each.prompt.tokens) + len(each.tokens) for each in answers]
+        lengths = [each.length for each in answers]
         width = max(lengths)
         rows = [[*each.prompt.tokens, *each.tokens] for each in answers]
         tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self._device)
-        spans = [(len(each.prompt.tokens), length) for each, length in zip(answers, lengths, strict=True)]
         found = torch.zeros(tokens.numel(), device=self._device)
         parts = -(-sum(lengths) // _MODEL_TOKENS)
-        for part, places in packs_of(tokens, spans, [each.prompt.line for each in answers], parts):
+        for part, places in packs_of(tokens, [each.row for each in answers], parts):
             found[places] = choose(self._model.hidden(part), self._model.decoder.lm_head.weight, part.targets).log_probs
         means = found.view_as(tokens).sum(dim=1) / torch.tensor([len(each.tokens) for each in answers], device=self._device)
         scores: list[float] = means.tolist()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from glm5_runtime.config import ConfigError, EngineConfig
@@ -16,6 +17,7 @@ from glm5_runtime.engine.load import engine_around
 from glm5_runtime.engine.request import FinishReason, Request, SamplingParams
 from glm5_runtime.engine.runner import NOT_FINITE
 from glm5_runtime.train.faults import NotFinite
+from glm5_runtime.train.rl.packing import Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +75,16 @@ class Answer:
     """Whether it ended by itself, not by max_new_tokens."""
 
     @property
+    def length(self) -> int:
+        """Tokens with the prompt."""
+        return len(self.prompt.tokens) + len(self.tokens)
+
+    @property
+    def row(self) -> Row:
+        """Its place in a table."""
+        return Row(len(self.prompt.tokens), self.length, self.group, self.prompt.line)
+
+    @property
     def text_tokens(self) -> list[int]:
         """Without the token that ended it."""
         return self.tokens[:-1] if self.ended else self.tokens
@@ -101,38 +113,44 @@ class Rollouts:
 
     def sample(self, prompts: Sequence[Prompt], step: int) -> list[Answer]:
         """A group of answers for each prompt, group after group; the decoder in evaluation mode. Raises RolloutFailed, NotFinite."""
-        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[Output] = queue.SimpleQueue()
         answers: dict[str, Answer] = {}
-        for group, prompt in enumerate(prompts):
-            for place in range(self._config.group):
-                name = f"{step}/{group}/{place}"
-                answers[name] = Answer(prompt, group)
-                params = SamplingParams(
-                    max_tokens=self._config.max_new_tokens,
-                    temperature=self._config.temperature,
-                    seed=((self._seed * 1_000_003 + step) * 10_007 + group) * 1009 + place,
-                    logprobs=0,
-                    scaled_logprobs=True,
-                )
-                self._engine.submit(Request(name, prompt.tokens, params, cache_salt=str(step)), outputs.put)
-        left = len(answers)
-        while left:
-            left -= self._take(outputs, answers)
+        with self._engine.together():
+            for group, prompt in enumerate(prompts):
+                for place in range(self._config.group):
+                    name = f"{step}/{group}/{place}"
+                    answer = answers[name] = Answer(prompt, group)
+                    params = self._params(((self._seed * 1_000_003 + step) * 10_007 + group) * 1009 + place)
+                    self._engine.submit(Request(name, prompt.tokens, params, cache_salt=str(step)), partial(_take, answer, ended))
+        for _ in answers:
+            self._wait(ended, answers)
         return list(answers.values())
 
-    def _take(self, outputs: queue.SimpleQueue[Output], answers: dict[str, Answer]) -> bool:
-        """One token of an answer; whether it was the last."""
-        try:
-            output = outputs.get(timeout=_SILENCE_SECONDS)
-        except queue.Empty:
-            raise RolloutFailed(f"the engine has made no token for {_SILENCE_SECONDS:g} s") from None
-        if output.finish_reason in {FinishReason.ERROR, FinishReason.ABORT}:
-            message = f"answer {output.request_id} (step/prompt/answer): {output.error}"
-            raise NotFinite(message) if output.error == NOT_FINITE else RolloutFailed(message)
-        assert output.token is not None, "there is one for every output that is no error"
-        assert output.logprob is not None, "asked for"
-        answer = answers[output.request_id]
+    def _params(self, seed: int) -> SamplingParams:
+        config = self._config
+        return SamplingParams(config.max_new_tokens, temperature=config.temperature, seed=seed, logprobs=0, scaled_logprobs=True)
+
+    @staticmethod
+    def _wait(ended: queue.SimpleQueue[Output], answers: dict[str, Answer]) -> None:
+        """Until one more answer has ended."""
+        made = -1
+        while made < (made := sum(len(each.tokens) for each in answers.values())):
+            try:
+                output = ended.get(timeout=_SILENCE_SECONDS)
+            except queue.Empty:
+                continue
+            if output.finish_reason in {FinishReason.ERROR, FinishReason.ABORT}:
+                message = f"answer {output.request_id} (step/prompt/answer): {output.error}"
+                raise NotFinite(message) if output.error == NOT_FINITE else RolloutFailed(message)
+            return
+        raise RolloutFailed(f"the engine has made no token for {_SILENCE_SECONDS:g} s")
+
+
+def _take(answer: Answer, ended: queue.SimpleQueue[Output], output: Output) -> None:
+    """One token, in the engine's thread; the trainer's is woken by the last one alone, for two threads at work slow each other."""
+    if output.token is not None and output.logprob is not None:
         answer.tokens.append(output.token)
         answer.log_probs.append(output.logprob.logprob)
+    if output.finish_reason is not None:
         answer.ended = output.finish_reason is FinishReason.STOP
-        return output.finish_reason is not None
+        ended.put(output)

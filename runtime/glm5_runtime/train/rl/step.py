@@ -26,7 +26,7 @@ from glm5_runtime.train.rl.losses import (
     token_weights,
     value_losses,
 )
-from glm5_runtime.train.rl.policy import packs_of
+from glm5_runtime.train.rl.packing import packs_of
 from glm5_runtime.train.rl.replay import Columns, ReplayBuffer
 from glm5_runtime.train.rl.rewards import scores_of
 from glm5_runtime.train.rl.rollout import Prompt
@@ -101,7 +101,7 @@ class RlStep:
             "answer_tokens": float(lengths.mean()),
             "ended": sum(each.ended for each in answers) / len(answers),
         }
-        return Outcome(sum(map(_length, answers)), facts | _means(seen))
+        return Outcome(sum(each.length for each in answers), facts | _means(seen))
 
     # --- from answers to the buffer -----------------------------------------------------------------------------------------
 
@@ -109,11 +109,11 @@ class RlStep:
     def _collect(self, answers: list[Answer], scores: list[float], number: int) -> None:
         """Fill the buffer with the answers of this step and nothing else."""
         self._answers = answers
-        length = max(map(_length, answers))
+        length = max(each.length for each in answers)
         tokens = self._table([[*each.prompt.tokens, *each.tokens] for each in answers], length)
         old = self._table([[0.0] * len(each.prompt.tokens) + each.log_probs for each in answers], length)
         places = torch.arange(length, device=self._device)
-        begins, ends = torch.tensor([_span(each) for each in answers], device=self._device).T.unsqueeze(2)
+        begins, ends = torch.tensor([[each.row.start, each.row.end] for each in answers], device=self._device).T.unsqueeze(2)
         counts = (places >= begins) & (places < ends)
         columns = {"token": tokens, "counts": counts, "old": old}
         if self._settings.kl_weight:
@@ -125,7 +125,7 @@ class RlStep:
         self._buffer.clear()
         columns = {name: column.cpu() for name, column in columns.items()}
         for row, answer in enumerate(answers):
-            self._buffer.add({name: column[row, : _length(answer)] for name, column in columns.items()}, {})
+            self._buffer.add({name: column[row, : answer.length] for name, column in columns.items()}, {})
 
     def _advantages(self, scores: Tensor, columns: dict[str, Tensor], ends: Tensor) -> dict[str, Tensor]:
         """With a value head by GAE, whitened; else within each group."""
@@ -192,22 +192,11 @@ class RlStep:
 
     def _packs(self, tokens: Tensor, rows: Sequence[int]) -> list[tuple[Pack, Tensor]]:
         """These answers, whose tokens are [B, T], as micro-batches (see `packs_of`)."""
-        answers = [self._answers[row] for row in rows]
-        lines = [each.prompt.line for each in answers]
-        return list(packs_of(tokens, [_span(each) for each in answers], lines, self._training.gradient_accumulation))
+        return list(packs_of(tokens, [self._answers[row].row for row in rows], self._training.gradient_accumulation))
 
     def _table(self, rows: Sequence[Sequence[float]], width: int) -> Tensor:
         """Rows side by side, 0 behind their ends."""
         return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self._device)
-
-
-def _span(answer: Answer) -> tuple[int, int]:
-    """Where it begins behind its prompt, and ends."""
-    return len(answer.prompt.tokens), _length(answer)
-
-
-def _length(answer: Answer) -> int:
-    return len(answer.prompt.tokens) + len(answer.tokens)
 
 
 def _means(seen: list[dict[str, Tensor]]) -> dict[str, float]:

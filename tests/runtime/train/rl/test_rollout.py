@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from glm5_runtime.config import ConfigError
 from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.lora import without_adapters
+from glm5_runtime.train.rl import rollout
 from glm5_runtime.train.rl.head import choose
-from glm5_runtime.train.rl.policy import packs_of
+from glm5_runtime.train.rl.packing import packs_of
 from glm5_runtime.train.rl.rollout import Prompt, RolloutFailed
 from tests.runtime.train.rl.runs import QUESTIONS, renderer, rolling, rows_of, settings
 from tests.runtime.train.rows import make_rows, share_numbers
@@ -40,11 +42,11 @@ def by_training(model: PolicyModel, answers: Sequence[Answer], temperature: floa
     rows = [[*each.prompt.tokens, *each.tokens] for each in answers]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    spans = [(len(each.prompt.tokens), len(row)) for each, row in zip(answers, rows, strict=True)]
+    places = [(len(each.prompt.tokens), len(row)) for each, row in zip(answers, rows, strict=True)]
     found = torch.zeros(tokens.numel())
-    for part, places in packs_of(tokens, spans, [1] * len(rows), 2):
-        found[places] = choose(model.hidden(part), model.decoder.lm_head.weight, part.targets, temperature).log_probs
-    return [row[start:end] for row, (start, end) in zip(found.view_as(tokens), spans, strict=True)]
+    for part, chosen in packs_of(tokens, [each.row for each in answers], 2):
+        found[chosen] = choose(model.hidden(part), model.decoder.lm_head.weight, part.targets, temperature).log_probs
+    return [row[start:end] for row, (start, end) in zip(found.view_as(tokens), places, strict=True)]
 
 
 def check_same(answers: Sequence[Answer], expected: Sequence[torch.Tensor]) -> None:
@@ -164,3 +166,17 @@ def test_an_engine_that_has_died_is_an_error_and_not_a_wait(tmp_path: Path) -> N
 
         with pytest.raises(RolloutFailed, match="a fault of the device"):
             made.rollouts.sample(prompts(rows), 0)
+
+
+def test_an_engine_that_stands_still_is_an_error_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, go_on = rows_of(tmp_path), threading.Event()
+    with rolling(settings(tmp_path), rows) as made:
+        made.rollouts.sample(prompts(rows)[:1], 0)
+        monkeypatch.setattr(rollout, "_SILENCE_SECONDS", 0.2)
+        hook = made.model.decoder.layers[2].register_forward_hook(lambda *_: go_on.wait(60) and None)
+        try:
+            with pytest.raises(RolloutFailed, match=r"no token for 0\.2 s"):
+                made.rollouts.sample(prompts(rows), 1)
+        finally:
+            hook.remove()
+            go_on.set()
