@@ -1,0 +1,1 @@
+"""Training against transformers, PEFT, TRL and verl's formulas: `make bench-train`."""
