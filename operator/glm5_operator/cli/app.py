@@ -42,16 +42,20 @@ Kubeconfig = Annotated[str | None, typer.Option("--kubeconfig", help="Credential
 @app.command()
 def plan(
     *,
-    files: Annotated[list[str], typer.Option("--filename", "-f", help="File with GLM5Services (and NPUPools); - is standard input.")],
+    files: Annotated[
+        list[str], typer.Option("--filename", "-f", help="File with GLM5Services and GLM5FinetuneJobs (and NPUPools); - is standard input.")
+    ],
     pool_file: Annotated[str | None, typer.Option("--pool-file", help="File with the NPUPool.")] = None,
     product: Annotated[
         str | None, typer.Option("--product", help="Product of the nodes: A2, A3, 310P or 950.", autocompletion=lambda: PRODUCTS)
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the pool; default: one for each replica.")] = None,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of services that name none.")] = "default",
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Nodes of the pool; default: one for each replica or pod of a job.")
+    ] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of objects that name none.")] = "default",
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what services become, without a cluster.
+    """Show what services and fine-tuning jobs become, without a cluster.
 
     The pool is taken from the files; without one it is assumed from --product. The CRD's own rules are checked by the API server alone:
     kubectl apply --dry-run=server -f FILE.

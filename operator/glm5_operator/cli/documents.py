@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import yaml
 
 from glm5_operator.api.common import ApiObject, InvalidObjectError
-from glm5_operator.api.names import API_VERSION, POOL_KIND, SERVICE_KIND
+from glm5_operator.api.names import API_VERSION, FINETUNE_KIND, POOL_KIND, SERVICE_KIND
 from glm5_operator.cli.errors import CliError, ExitCode, FaultsError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
+    from glm5_operator.api.finetune import GLM5FinetuneJob
     from glm5_operator.api.pool import NPUPool
     from glm5_operator.api.service import GLM5Service
 
@@ -161,18 +162,22 @@ def _text(path: str) -> str:
     return text
 
 
-def objects(paths: Iterable[str]) -> tuple[list[GLM5Service], list[NPUPool]]:
-    """The services and pools of all files; any other kind is a fault."""
-    from glm5_operator.api.pool import NPUPool  # half of this module's users need no models
+def objects(paths: Iterable[str]) -> tuple[list[GLM5Service], list[GLM5FinetuneJob], list[NPUPool]]:
+    """The services, fine-tuning jobs and pools of all files; any other kind is a fault."""
+    from glm5_operator.api.finetune import GLM5FinetuneJob  # half of this module's users need no models
+    from glm5_operator.api.pool import NPUPool
     from glm5_operator.api.service import GLM5Service
 
     services: list[GLM5Service] = []
+    jobs: list[GLM5FinetuneJob] = []
     pools: list[NPUPool] = []
     for path in paths:
         for document in read(path):
             kind = document.get("kind")
             if kind == SERVICE_KIND:
                 services.append(parse(GLM5Service, document, path))
+            elif kind == FINETUNE_KIND:
+                jobs.append(parse(GLM5FinetuneJob, document, path))
             elif kind == POOL_KIND:
                 pools.append(parse(NPUPool, document, path))
             else:
@@ -180,9 +185,9 @@ def objects(paths: Iterable[str]) -> tuple[list[GLM5Service], list[NPUPool]]:
                     ExitCode.INPUT,
                     f"kind is {kind!r}",
                     where=path,
-                    remedy=f"only {SERVICE_KIND} and {POOL_KIND} of {API_VERSION} are planned",
+                    remedy=f"only {SERVICE_KIND}, {FINETUNE_KIND} and {POOL_KIND} of {API_VERSION} are planned",
                 )
-    return services, pools
+    return services, jobs, pools
 
 
 def parse(model: type[Object], document: Document, where: str) -> Object:

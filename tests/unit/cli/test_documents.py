@@ -10,6 +10,7 @@ import yaml
 from glm5_operator.cli import documents
 from glm5_operator.cli.errors import CliError, ExitCode
 from tests.api.crd.documents import pool, service
+from tests.support.trainers import finetune
 from tests.unit.cli.support import glm5
 
 
@@ -93,15 +94,16 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 
 def test_services_and_pools_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "all.yaml"
-    path.write_text(yaml.safe_dump_all([pool(), service(), service(name="other")]))
-    services, pools = documents.objects([str(path)])
-    assert ([one.metadata.name for one in services], [one.metadata.name for one in pools]) == (["chat", "other"], ["inference"])
+    run = finetune("default", pool="training") | {"apiVersion": "glm5.dev/v1alpha1"}
+    path.write_text(yaml.safe_dump_all([pool(), service(), run, service(name="other")]))
+    found = documents.objects([str(path)])
+    assert [[one.metadata.name for one in some] for some in found] == [["chat", "other"], ["tune"], ["inference"]]
 
 
 def test_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "all.yaml"
     path.write_text("kind: Deployment\n")
-    with pytest.raises(CliError, match="kind is 'Deployment'; only GLM5Service and NPUPool"):
+    with pytest.raises(CliError, match="kind is 'Deployment'; only GLM5Service, GLM5FinetuneJob and NPUPool"):
         documents.objects([str(path)])
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.api.crd.documents import REMOVED, TINY, Json, pool, service
+from tests.support.trainers import finetune
 from tests.unit.cli.support import glm5
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
@@ -124,7 +125,7 @@ def test_more_replicas_than_nodes_is_a_warning_beside_the_plan(tmp_path: Path) -
         ([service()], (), 3, "nothing says which Ascend product the nodes are; give --product"),
         ([service()], ("--product", "910B"), 2, "--product: '910B' is no product; use one of A2, A3, 310P, 950"),
         ([service({"pool": "other"}), pool({"product": "A3"})], (), 3, "spec.pool is 'other', and the files have inference"),
-        ([pool()], (), 3, "no GLM5Service in"),
+        ([pool()], (), 3, "no GLM5Service and no GLM5FinetuneJob in"),
         ([service({"pool": REMOVED})], ("--product", "A3"), 3, "spec.pool: field required"),
     ],
     ids=["no product", "unknown product", "another pool", "no service", "no pool"],
@@ -147,3 +148,35 @@ def test_the_service_may_come_from_standard_input() -> None:
 def test_a_small_model_is_planned_on_every_product(product: str) -> None:
     plan = planned("-f", str(SAMPLES / "tiny.yaml"), "--product", product)
     assert (plan["resolved"]["product"], plan["resolved"]["cards"]) == (product, 1)
+
+
+def a_run(folder: Path, *others: Json, **spec: object) -> str:
+    document: Json = finetune("lab", pool="training", **spec)  # type: ignore[arg-type]
+    return write(folder, document | {"apiVersion": "glm5.dev/v1alpha1"}, *others)
+
+
+def test_a_fine_tuning_job_becomes_its_check_and_its_first_attempt(tmp_path: Path) -> None:
+    plan = planned("-f", a_run(tmp_path, nodes=2, cards=8, training={"batchSize": 16}), "--product", "A2")
+
+    names = [f"{manifest['kind']}/{manifest['metadata']['name']}" for manifest in plan["objects"]]
+    assert names == ["ConfigMap/tune-check", "Job/tune-check", "Service/tune-ranks", "ConfigMap/tune-config-1", "Job/tune-attempt-1"]
+    attempt = plan["objects"][-1]["spec"]
+    assert (attempt["completions"], plan["resolved"]["cards"], plan["job"]) == (2, 16, "tune")
+    assert attempt["template"]["spec"]["containers"][0]["resources"]["limits"]["huawei.com/Ascend910"] == "8"
+
+
+def test_what_is_unwise_about_a_job_is_a_warning_and_what_can_not_be_planned_the_end(tmp_path: Path) -> None:
+    run = glm5("plan", "-f", a_run(tmp_path, training={"batchSize": 8, "learningRate": 0.1}), "--product", "A2", "-o", "yaml")
+    assert run.exit_code == 0
+    assert "warning: Unwise: training.learningRate 0.1" in run.stderr
+    assert [document["kind"] for document in yaml.safe_load_all(run.stdout)][-1] == "Job"
+
+    run = glm5("plan", "-f", a_run(tmp_path, cards=9), "--product", "A2")
+    assert run.exit_code == 4
+    assert "GLM5FinetuneJob tune: NotEnoughCards" in run.stderr
+
+
+def test_a_job_on_an_inference_pool_of_the_file_can_not_be_planned(tmp_path: Path) -> None:
+    run = glm5("plan", "-f", a_run(tmp_path, pool(name="training")), "--product", "A2")
+
+    assert "WrongPoolRole" in run.stderr
