@@ -56,6 +56,8 @@ def progress_fields(
         found |= believed(told, _NUMBERS)
         if checkpoint := _checkpoint(told, found.get("checkpoint") or {}):
             found["checkpoint"] = checkpoint
+        elif _has_none(told):
+            found.pop("checkpoint", None)
     if adapter := believed(word.get("adapter"), _ADAPTER):
         found["adapter"] = {"path": output, **adapter}  # the trainer knows it by its path in the pod
     if trains and heard is not None and (eta := _eta(heard)) is not None:
@@ -109,6 +111,11 @@ def _checkpoint(word: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str,
     if step is None or before.get("step") == step:
         return {}
     return {"step": step}
+
+
+def _has_none(word: Mapping[str, Any]) -> bool:
+    """What an earlier attempt wrote was damaged and set aside. Before its first step a trainer only hasn't looked yet."""
+    return "checkpoint" in word and word["checkpoint"] is None and _step(word) > 0
 
 
 def _eta(heard: Heard) -> str | None:

@@ -90,6 +90,17 @@ def test_a_checkpoint_without_a_step_is_none(checkpoint: object) -> None:
     assert "checkpoint" not in fields({**ANSWER, "checkpoint": checkpoint})
 
 
+def test_a_checkpoint_that_was_set_aside_is_told_no_more() -> None:
+    told = fields(ANSWER)
+
+    assert "checkpoint" not in fields({"attempt": 2, "step": 1, "checkpoint": None}, previous=told)
+
+
+@pytest.mark.parametrize("answer", [{"step": 0, "checkpoint": None}, {"checkpoint": None}, {"step": 1}])
+def test_a_trainer_that_has_yet_to_look_or_says_nothing_leaves_the_checkpoint_as_it_was(answer: Json) -> None:
+    assert fields({"attempt": 2, **answer}, previous=fields(ANSWER))["checkpoint"] == ANSWER["checkpoint"]
+
+
 def test_a_checksum_or_time_that_is_none_is_left_out() -> None:
     assert fields({**ANSWER, "checkpoint": {"step": 3, "sha256": "x" * 10_000, "time": "soon"}})["checkpoint"] == {"step": 3}
 
