@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
@@ -29,6 +30,11 @@ FINISHED: Final = "Finished"
 """The condition whose reason and message are those of the outcome."""
 FIRST_WAIT: Final = timedelta(seconds=5)
 LONGEST_WAIT: Final = timedelta(minutes=5)
+MOST_SUPERSEDED: Final = 5
+"""In a row: from here on they count. Somebody else writes into the job's folder, and each attempt takes all cards to find that."""
+SOON_AGAIN: Final = timedelta(minutes=1)
+LONGEST_PREEMPTED: Final = timedelta(seconds=30)
+"""Between attempts that are preempted within SOON_AGAIN of one another, which this must be shorter than."""
 
 Json = dict[str, Any]
 
@@ -249,12 +255,33 @@ def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime) -> tuple
 
 
 def _with_end(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Record:
-    """The record with the end of its newest attempt; the wait before the next one doubles with each that cost one."""
-    entry = _entry(record, end, seen, now)
-    failures = record.failures + (end.cause not in FREE)
-    wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(10, max(0, failures - 1)))
-    retry = now if end.cause in FREE else now + wait
-    return replace(record, failures=failures, history=(*record.history, entry)[-MOST_HISTORY:], retry=retry, ending=None)
+    """The record with the end of its newest attempt, and when the next may begin."""
+    history = (*record.history, _entry(record, end, seen, now))
+    superseded = end.cause is Cause.SUPERSEDED and len(_row(history)) >= MOST_SUPERSEDED
+    failures = record.failures + (superseded or end.cause not in FREE)
+    retry = now + _wait(end.cause, failures, history)
+    return replace(record, failures=failures, history=history[-MOST_HISTORY:], retry=retry, ending=None)
+
+
+def _wait(cause: Cause, failures: int, history: Sequence[Json]) -> timedelta:
+    """Doubles with each end that cost an attempt, and with each Superseded in a row; what was preempted again and again waits a little."""
+    if cause is Cause.PREEMPTED:
+        times = [moment(item["time"]) for item in _row(history)]
+        gaps = [newer - older for newer, older in pairwise(times) if newer is not None and older is not None]
+        quick = sum(1 for _ in takewhile(lambda gap: gap <= SOON_AGAIN, gaps))
+        return min(LONGEST_PREEMPTED, _doubled(quick)) if quick else timedelta(0)
+    if cause is Cause.SUPERSEDED:
+        return _doubled(len(_row(history)))
+    return timedelta(0) if cause in FREE else _doubled(failures)
+
+
+def _doubled(count: int) -> timedelta:
+    return min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(10, max(0, count - 1)))
+
+
+def _row(history: Sequence[Json]) -> list[Json]:
+    """The newest ends that have one cause, newest first."""
+    return list(takewhile(lambda item: item["cause"] == history[-1]["cause"], reversed(history)))
 
 
 def _entry(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Json:

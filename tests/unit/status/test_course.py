@@ -127,6 +127,51 @@ def test_preemption_costs_nothing_and_waits_for_nothing() -> None:
     assert (found.stage, found.record.failures) == (Stage.DUE, 2)
 
 
+def wait_of(found: Course, now: float = 1) -> float:
+    assert found.record.retry is not None
+    return (found.record.retry - at(minutes=now)).total_seconds()
+
+
+def test_who_is_superseded_again_and_again_waits_longer_each_time_and_pays_in_the_end() -> None:
+    waits, costs = [], []
+    for before in range(7):
+        history = [told(1, "Unknown"), *(told(2 + number, "Superseded") for number in range(before))]
+        status = {**RUNNING, "attempt": 9, "failures": 1, "history": history}
+        found = decide(status, a_job(9, "Failed"), pods=(failed(code=7, attempt=9),), policy={"maxAttempts": 100})
+        waits.append(wait_of(found))
+        costs.append(found.record.failures - 1)
+
+    assert waits == [5, 10, 20, 40, 80, 160, 300]
+    assert costs == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_a_superseded_run_with_no_attempt_left_has_failed() -> None:
+    status = {**RUNNING, "attempt": 5, "failures": 2, "history": [told(number, "Superseded") for number in range(1, 5)]}
+    found = decide(status, a_job(5, "Failed"), pods=(failed(code=7, attempt=5),))
+
+    assert (found.record.outcome, found.record.reason) == ("Failed", "AttemptsUsedUp")
+
+
+def test_preemptions_within_seconds_of_one_another_wait_a_little_and_stay_free() -> None:
+    waits = []
+    for before in range(6):
+        history = [told(number, "Preempted", time=stamp(at(seconds=60 - 20 * (before - number + 1)))) for number in range(1, before + 1)]
+        status = {**RUNNING, "attempt": 9, "history": history}
+        pods = (failed(code=143, attempt=9, disrupted="PreemptionByScheduler", finished=at(minutes=1)),)
+        found = decide(status, a_job(9, "Failed"), pods=pods)
+        waits.append(wait_of(found))
+        assert found.record.failures == 0
+
+    assert waits == [0, 5, 10, 20, 30, 30]
+
+
+def test_a_preemption_long_after_the_last_one_waits_for_nothing() -> None:
+    status = {**RUNNING, "attempt": 2, "history": [told(1, "Preempted")]}
+    pods = (failed(code=143, attempt=2, disrupted="PreemptionByScheduler", finished=at(minutes=2)),)
+
+    assert decide(status, a_job(2, "Failed"), pods=pods, minutes=2).stage is Stage.DUE
+
+
 def test_the_next_attempt_begins_when_its_time_has_come() -> None:
     status = {**RUNNING, "failures": 1, "history": [told(1, "Unknown")], "retryTime": stamp(at(minutes=2))}
 
