@@ -150,6 +150,7 @@ def _run(config: TrainConfig, reached: _Reached, progress_port: int | None, plac
         log.warning("%s", warning)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # said by torch at every checkpoint of a run in one process
     data = _read(config)
+    digest = _same_everywhere(data, ranks)
     fence = Fence(config.checkpoint.directory, attempt_of(os.environ))
     checkpoints = reached.checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, ranks, fence)
     trainee = build_policy(config, device) if config.is_rl else build(config, device)
@@ -160,7 +161,7 @@ def _run(config: TrainConfig, reached: _Reached, progress_port: int | None, plac
     )
     source = Source(data, rows, config)
     with _learning(config, trainee, data) as learn, reporter() as report:
-        trainer = Trainer(trainee.model, config, source, held_back, checkpoints, report=report, ranks=ranks, learn=learn)
+        trainer = Trainer(trainee.model, config, source, held_back, checkpoints, report=report, ranks=ranks, learn=learn, data=digest)
         reached.trainer = trainer
         with _stopping(trainer), serving(progress_port, reached.to_json):
             progress = trainer.run()
@@ -192,6 +193,14 @@ def _read(config: TrainConfig) -> Dataset:
     return data
 
 
+def _same_everywhere(data: Dataset, ranks: Ranks) -> str:
+    """The data's digest; raises ConfigError where ranks have read different rows: their shares of a batch would not be one batch."""
+    digests = ranks.each(data.digest)
+    if other := next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None):
+        raise ConfigError(f"data.files: rank {other} has read other rows than rank 0; give every node the same files")
+    return digests[0]
+
+
 def _learning(config: TrainConfig, trainee: Trainee, data: Dataset) -> AbstractContextManager[RlStep | None]:
     """What a step does with its rows, where that isn't learning to say them."""
     return learning(config, trainee.model, data) if config.is_rl else nullcontext()
@@ -215,5 +224,5 @@ def _publish(config: TrainConfig, trainee: Trainee, ranks: Ranks, fence: Fence) 
     base, model = config.model.resolve().name, trainee.model.decoder.config
     file = export_adapter(config.output, trainee.places, config.lora, model, base, ranks=ranks, fence=fence)
     log.info("adapter %s written, sha256 %s", config.output, file.sha256)
-    size = sum(path.stat().st_size for path in config.output.iterdir())
+    size = ranks.agree(lambda: sum(path.stat().st_size for path in config.output.iterdir()))  # another node may not see it yet
     return {"adapter": {"path": str(config.output), "sha256": file.sha256, "bytes": size}}

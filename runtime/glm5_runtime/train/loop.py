@@ -110,11 +110,13 @@ class Trainer:
         report: Reporter,
         ranks: Ranks = ALONE,
         learn: Learn | None = None,
+        data: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`held_back`: batches for evaluation; `report` is called after every step, `progress` may be read at any time.
 
         Every rank is given the same model and the same batches, and computes its share of each. `learn` is for one rank.
+        `data`: a digest of all rows, by which a resume sees that they are the same.
         """
         self._model, self._config, self._training, self._ranks = model, config, config.training, ranks
         self._batches, self._held_back, self._checkpoints = batches, held_back, checkpoints
@@ -128,7 +130,7 @@ class Trainer:
             raise ConfigError("data.files: no batch to train on")
         epochs = self._training.epochs or _DEFAULT_EPOCHS
         self._total = self._training.steps or sum(len(batches.epoch(number)) for number in range(epochs))
-        self._state = TrainState(run=_identity(config))
+        self._state = TrainState(run={**_identity(config), "data": data})
         self._epoch = 0.0
         self._seconds: float | None = None
         self._asked_to_stop = threading.Event()
@@ -169,7 +171,7 @@ class Trainer:
         state = TrainState.model_validate(saved.state)
         if differing := sorted(key for key, value in self._state.run.items() if state.run.get(key) != value):
             raise ConfigError(
-                f"checkpoint.directory: {saved.path} is of a run with other settings ({', '.join(differing)}); name another folder"
+                f"checkpoint.directory: {saved.path} is of a run with other settings or data ({', '.join(differing)}); name another folder"
             )
         self._checkpoints.load(saved, training_tensors(self._model, self._optimizer))
         self._scaler.load_state_dict(state.scaler)
@@ -348,7 +350,8 @@ class Trainer:
 
 
 def _identity(config: TrainConfig) -> dict[str, object]:
-    """What makes a checkpoint one of this run."""
-    lora = config.lora
+    """What makes a checkpoint one of this run. With other batches its place in an epoch would mean nothing."""
+    lora, training = config.lora, config.training
     adapters = {"rank": lora.rank, "targets": sorted(lora.targets)} if config.has_adapters else {}
-    return {"method": config.method, "model": config.model.resolve().name, "seed": config.training.seed, **adapters}
+    batches = {name: getattr(training, name) for name in ("batch_size", "batch_tokens", "packing", "seed")}
+    return {"method": config.method, "model": config.model.resolve().name, "share": config.evaluation.share, **batches, **adapters}

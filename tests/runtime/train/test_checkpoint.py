@@ -91,12 +91,18 @@ def test_a_run_that_has_ended_does_nothing_when_it_is_started_again(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"lora": {"rank": 32}}, "rank"), ({"lora": {"targets": ["o_proj"]}}, "targets"), ({"training": {"seed": 5}}, "seed")],
+    [
+        ({"lora": {"rank": 32}}, "rank"),
+        ({"lora": {"targets": ["o_proj"]}}, "targets"),
+        ({"training": {"seed": 5}}, "seed"),
+        ({"training": {"batch_size": 2}}, "batch_size"),
+        ({"evaluation": {"share": 0.5}}, "share"),
+    ],
 )
 def test_checkpoints_of_a_run_with_other_settings_are_not_taken(tmp_path: Path, changes: dict[str, object], named: str) -> None:
     train(settings(tmp_path, training={"steps": 1}))
 
-    with pytest.raises(ConfigError, match=rf"other settings \({named}\); name another folder"):
+    with pytest.raises(ConfigError, match=rf"other settings or data \({named}\); name another folder"):
         train(settings(tmp_path, **changes))
 
 

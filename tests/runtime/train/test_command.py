@@ -174,3 +174,16 @@ def test_a_wrong_file_is_refused_before_torch_is_imported(tmp_path: Path) -> Non
 def test_checkpoints_of_a_run_are_found_by_their_steps(tmp_path: Path) -> None:
     assert command.train(write_run(tmp_path, checkpoint={"every_steps": 3, "keep": 2})) == 0
     assert Checkpoints(tmp_path / "checkpoints", 2).steps() == [18, 20]
+
+
+def test_a_run_does_not_go_on_with_other_rows_than_it_began_with(tmp_path: Path) -> None:
+    config = write_run(tmp_path, training={"steps": 4})
+    assert run(config)[0] == 0
+    rows = (tmp_path / "rows.jsonl").read_text()
+
+    (tmp_path / "rows.jsonl").write_text(rows.replace("A chair has", "A table has"))
+    code, _, end = run(config)
+
+    assert (code, end["outcome"]) == (2, "ConfigError")
+    assert "checkpoint.directory" in end["message"]
+    assert "(data)" in end["message"]
