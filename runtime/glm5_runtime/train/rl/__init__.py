@@ -1,1 +1,4 @@
-"""Reinforcement learning: advantages, losses, the buffer of rollouts. Pure numbers over the trainer's parts; knows no engine."""
+"""Reinforcement learning: answers by our own engine, rewards, advantages, losses, and the step of the loop that is made of them.
+
+`run` puts it together. Numbers alone, without engine or loop: `advantages`, `head`, `losses`, `replay`.
+"""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+Served = tuple[str, list[Any]]
 USER = 7
 """The token that ends an answer."""
 
@@ -97,8 +98,11 @@ def test_a_score_that_is_no_number_ends_the_run() -> None:
 
 
 @contextmanager
-def service(reply: Callable[[int, list[dict[str, str]]], tuple[int, bytes] | None]) -> Iterator[tuple[str, list[Any]]]:
-    """Its URL and what it was sent; `reply` is given the request's number and body; None: it never replies."""
+def service(reply: Callable[[int, list[dict[str, str]]], tuple[int, bytes] | tuple[int, bytes, int] | None]) -> Iterator[Served]:
+    """Its URL and what it was sent; `reply` is given the request's number and body; None: it never replies.
+
+    A third number is the length that it announces; it is silent where that is more.
+    """
     got: list[Any] = []
     over = threading.Event()
 
@@ -110,11 +114,13 @@ def service(reply: Callable[[int, list[dict[str, str]]], tuple[int, bytes] | Non
             if said is None:
                 over.wait(30)
                 return
-            status, text = said
+            status, text, *announced = said
             self.send_response(status)
-            self.send_header("content-length", str(len(text)))
+            self.send_header("content-length", str(*announced or [len(text)]))
             self.end_headers()
             self.wfile.write(text)
+            if announced:
+                over.wait(30)
 
         def log_message(self, *_: object) -> None: ...
 
@@ -168,6 +174,13 @@ def test_a_service_without_scores_ends_the_run_with_what_it_said(reply: tuple[in
         asking(url, timeout=0.1 if reply is None else 20.0)([answer("x")])
 
     assert len(got) == requests
+
+
+def test_a_service_that_stops_in_the_middle_of_its_reply_is_given_up() -> None:
+    with service(lambda _, __: (200, b"[", 100)) as (url, got), pytest.raises(RewardError, match=r"no reply within 0\.3 s"):
+        asking(url, timeout=0.3, retries=1)([answer("x")])
+
+    assert len(got) == 2
 
 
 def test_a_service_that_is_not_there_ends_the_run() -> None:
