@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOST = re.compile(r"gloo|connection (was )?(closed|reset|refused)|broken pipe|hccl|nccl|EI00|EJ00", re.IGNORECASE)
 """In what torch.distributed says when it can't reach a rank."""
+_OWN_CARD = re.compile(r"\b(50701[0-9]|50703[0-9]|50705[0-9]|80[BCDEF][0-9A-F]{5}|8C[0-9A-F]{6}|EE9999|EZ9999)\b")
+_OTHER = re.compile(r"\bE[IJ]000\d\b|time ?out", re.IGNORECASE)
+"""A card that fails in an exchange is named together with HCCL (codes: facts of the field as in the operator's `status/ends.py`). It is
+this rank's, unless HCCL says that it waited for another in vain."""
 
 
 class Ranks:
@@ -98,8 +102,13 @@ def loss_in(error: BaseException) -> str | None:
     for each in causes(error):
         if isinstance(each, RankLost):
             return str(each)
-        if isinstance(each, RuntimeError) and not isinstance(each, torch.OutOfMemoryError) and _LOST.search(str(each)):
-            return " ".join(str(each).split())[:300]
+        said = str(each)
+        if not isinstance(each, RuntimeError) or isinstance(each, torch.OutOfMemoryError):
+            continue
+        if _OWN_CARD.search(said) and not _OTHER.search(said):
+            return None
+        if _LOST.search(said):
+            return " ".join(said.split())[:300]
     return None
 
 
