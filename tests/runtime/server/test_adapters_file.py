@@ -399,6 +399,25 @@ async def test_requests_finish_on_an_adapter_that_leaves_and_new_ones_go_to_the_
     assert (await late).json()["model"] == MODEL
 
 
+async def test_requests_finish_on_the_former_adapter_of_a_name_whose_memory_is_free_then(server: Followed, adapted: Engine) -> None:
+    await server.says(server.entry("x", "one"))
+    body = ask("Who are you?", max_tokens=40, ignore_eos=True) | {"model": "x"}
+    before = (await server.client.post(CHAT, json=body)).json()
+    device, store = Device(adapted), adapted.adapters
+    assert store is not None
+    device.go_on.clear()
+    try:
+        running = asyncio.create_task(server.client.post(CHAT, json=body))
+        await serving.until(lambda: bool(store.in_use()))
+        await server.says(server.entry("x", "two"))
+        assert len(store._held) == 2
+    finally:
+        device.go_on.set()
+    assert (await running).json()["choices"] == before["choices"]
+    assert (await server.client.post(CHAT, json=body)).json()["choices"] != before["choices"]
+    await serving.until(lambda: len(store._held) == 1)
+
+
 async def test_requests_and_failures_are_counted_by_what_answered(server: Followed, adapted: Engine) -> None:
     await server.says(server.entry("one", share=1))
     await server.answered_by()

@@ -187,16 +187,17 @@ def test_an_answer_is_right_by_its_text_and_its_calls_and_its_end(tmp_path: Path
 MODELS = {"data": [{"id": name, "max_model_len": 256} for name in ("chat", "support")]}
 
 
-def _reply(request: httpx2.Request, logprob: float) -> dict[str, Any]:
+def _reply(request: httpx2.Request) -> dict[str, Any]:
+    """Each token's log-probability is minus a thousandth of its id."""
     body = json.loads(request.content)
     if request.url.path == "/v1/completions":
-        logprobs = [None] + [logprob] * (len(body["prompt"][0] if isinstance(body["prompt"][0], list) else body["prompt"]) - 1)
+        logprobs = [None, *(-token / 1000 for token in body["prompt"][1:])]
         return {"model": body["model"], "choices": [{"logprobs": {"token_logprobs": logprobs}}]}
     return {"model": body["model"], "choices": [choice("Green.")]}
 
 
 class Listed:
-    """Answers with what is listed first, then as a model whose every token has the same log-probability."""
+    """Answers with what is listed first, then as a server does."""
 
     def __init__(self, *first: httpx2.Response | Exception) -> None:
         self._first = list(first)
@@ -210,7 +211,7 @@ class Listed:
             if isinstance(answer, Exception):
                 raise answer
             return answer
-        reply = MODELS if request.url.path == "/v1/models" else _reply(request, -0.5)
+        reply = MODELS if request.url.path == "/v1/models" else _reply(request)
         return httpx2.Response(200, json=reply)
 
 
@@ -228,9 +229,13 @@ def ask(server: Listed, data: Path, monkeypatch: pytest.MonkeyPatch, model: str 
 @pytest.mark.usefixtures("paused")
 def test_a_server_that_is_busy_or_away_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Listed(httpx2.ConnectError("refused"), httpx2.Response(503, json={"error": {"message": "loading"}}))
-    code, result = ask(server, questions(tmp_path / "rows.jsonl"), monkeypatch)
+    data = questions(tmp_path / "rows.jsonl")
+    examples, _ = reading.load([data], Renderer.from_dir(TINY), reading.ReadingConfig(256))
+    learned = [token for example in examples for token, is_learned in zip(example.tokens, example.trained, strict=True) if is_learned]
+
+    code, result = ask(server, data, monkeypatch)
     assert code == 0
-    assert result["adapter"] == {"loss": pytest.approx(0.5), "exact_match": pytest.approx(1 / 6)}
+    assert result["adapter"] == {"loss": pytest.approx(sum(learned) / len(learned) / 1000), "exact_match": pytest.approx(1 / 6)}
     assert all(body["canary"] is False and body["temperature"] == 0 for body in server.asked)
 
 
