@@ -21,7 +21,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  \033[1m%-20s\033[0m %s\n", $$1, $$2}'
 
-demo: $(VENV)/.tools  ## a real Kubernetes, the operator, a served GLM-5 answer (CLUSTER=current uses your kubeconfig)
+demo: $(VENV)/.tools  ## a real Kubernetes, the operator, a served GLM-5 answer, and what it learns (CLUSTER=current uses your kubeconfig)
 	@$(PY) -m demo up
 
 demo-down: $(VENV)/.tools  ## take the demo away; cache, .venv and packages stay for the next one (README says which)
