@@ -5,6 +5,7 @@ Built by `app` through `build`, called by the queue's workers. Effects only thro
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,16 @@ from glm5_operator.kube import Controllers, errors, kinds
 from glm5_operator.kube.gangs import Gangs
 from glm5_operator.plan.facts import Site
 from glm5_operator.pods import PodReader
+from glm5_operator.status.refusals import job_refusal
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from glm5_operator.kube import Key, Parts, Resource
     from glm5_operator.settings import Settings
+    from glm5_operator.status.causes import Cause
+
+log = logging.getLogger(__name__)
 
 __all__ = ["build", "site"]
 
@@ -49,6 +54,15 @@ def build(parts: Parts) -> Controllers:
             return await parts.client.get(kinds.JOB, namespace, name)
         except errors.NotFoundError:
             return None
+
+    async def refusal(job: Resource) -> Cause | None:
+        namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
+        try:
+            notes = await parts.client.events_about(namespace, uid, "FailedCreate")
+        except errors.KubeError as error:
+            log.debug("events of Job %s: %s", job["metadata"]["name"], error)
+            return None
+        return job_refusal(notes[-1], namespace) if notes else None
 
     facts = Facts(parts.cache, site(parts.settings))
     resync, recheck = timedelta(seconds=parts.settings.queue.resync), timedelta(seconds=parts.settings.queue.recheck)
@@ -77,6 +91,7 @@ def build(parts: Parts) -> Controllers:
         parts.metrics,
         poller.heard,
         gangs.installed,
+        refusal,
         deployments,
     )
     by_kind: dict[str, ServiceController | FinetuneController | PoolController] = {

@@ -25,7 +25,7 @@ from glm5_operator.plan.check import check_digest, check_objects
 from glm5_operator.plan.facts import Claim, Finding, FinetuneFacts
 from glm5_operator.plan.finetune_findings import advice
 from glm5_operator.status.check import Check, CheckState, read_check
-from glm5_operator.status.conditions import gave_up, is_stalled, stamp
+from glm5_operator.status.conditions import gave_up, is_stalled, moment, stamp
 from glm5_operator.status.course import Course, Seen, Stage, course, newest_of
 from glm5_operator.status.ends import Cause, is_ended
 from glm5_operator.status.finetune import Told, finetune_status, invalid_status
@@ -39,7 +39,19 @@ if TYPE_CHECKING:
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import Applier, Cache, Events, Manifest, Resource
     from glm5_operator.metrics import Metrics
+    from glm5_operator.status import causes
     from glm5_operator.status.progress import Heard
+
+
+LOOK_FOR_PODS: Final = timedelta(seconds=10)
+"""Of a Job that lacks pods: its controller tells why by an Event, which no watch of ours brings."""
+SLOW_TO_CREATE: Final = timedelta(seconds=5)
+"""The Job's controller has had the time to create them."""
+
+
+async def nothing_refused(_: Resource) -> causes.Cause | None:
+    """Nobody knows of a refusal."""
+    return None
 
 
 async def nothing_installed() -> Installed:
@@ -65,6 +77,7 @@ class FinetuneController:
     metrics: Metrics
     heard: Callable[[str], Heard | None] = lambda _: None  # by the uid of an attempt's Job
     installed: Callable[[], Awaitable[Installed]] = nothing_installed
+    refusal: Callable[[Resource], Awaitable[causes.Cause | None]] = nothing_refused  # why pods of a Job can't be created
     deployments: Deployments | None = None  # only in tests of training there is none
     # Two runs that look for cards of one pool at the same time would both find the same.
     pools: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -85,7 +98,8 @@ class FinetuneController:
         way = course(resource.get("status") or {}, job.spec, seen, now)
         way, plan, applied = await self._act(resource, job, way, seen.check, now)
         faults = [_fault(item) for item in applied.errors]
-        told = Told(way, plan, advice(job.spec), seen.pods, self.facts.held_by(seen.pods), faults, seen.heard, seen.check)
+        refused, way = await self._refused(way, seen, now)
+        told = Told(way, plan, advice(job.spec), seen.pods, self.facts.held_by(seen.pods), faults, seen.heard, seen.check, refused)
         deployed = await self._deploy(resource, job, finetune_status(resource, told, now), now)
         status = deployed.status
         failure = await self.applier.write_status(resource, status, tell=deployed.news)
@@ -173,6 +187,15 @@ class FinetuneController:
         stays = replace(way, job=check.job) if check is not None and check.state is CheckState.RUNNING else way
         return way, replace(plan, objects=(), waits=None), await self._converge(resource, job, stays, new)
 
+    async def _refused(self, way: Course, seen: Seen, now: datetime) -> tuple[causes.Cause | None, Course]:
+        """Why pods of the Job under way can't be created, when it lacks some for longer than it takes; and when to look again."""
+        job = _lacks_pods(way, seen)
+        if job is None:
+            return None, way
+        late = (moment(job["metadata"].get("creationTimestamp")) or now) + SLOW_TO_CREATE
+        again = late if now < late else now + LOOK_FOR_PODS
+        return (await self.refusal(job) if now >= late else None), replace(way, until=min(again, way.until or again))
+
     async def _converge(self, resource: Resource, job: GLM5FinetuneJob, way: Course, new: tuple[Manifest, ...]) -> Applied:
         """Write what is wanted, remove what isn't; the Job that stays and its training file are left as they are."""
         desired = list(new)
@@ -241,6 +264,16 @@ def _kept(job: GLM5FinetuneJob, way: Course) -> set[tuple[str, str]]:
     if way.stage in {Stage.RUNNING, Stage.ENDING}:
         kept.add((kinds.POD_GROUP.name, way.job["metadata"]["name"]))
     return kept | ({(kinds.CONFIG_MAP.name, names.config_name(job.metadata.name, int(attempt)))} if attempt.isdigit() else set())
+
+
+def _lacks_pods(way: Course, seen: Seen) -> Resource | None:
+    """The Job under way that has fewer pods than it is to have."""
+    job = way.job if way.stage is Stage.RUNNING else seen.check.job if way.stage is Stage.CHECKING and seen.check else None
+    if job is None or job["spec"].get("suspend"):
+        return None
+    told = job.get("status") or {}
+    pods = sum(int(told.get(field) or 0) for field in ("active", "succeeded", "failed"))
+    return job if pods < int(job["spec"].get("completions") or 1) else None
 
 
 def _is_check(child: Resource) -> bool:

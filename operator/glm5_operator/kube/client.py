@@ -129,6 +129,13 @@ class Client:
         """One object."""
         return _object(await self._request("get", kind.path(namespace, name), kind.name))
 
+    async def events_about(self, namespace: str, uid: str, reason: str) -> list[str]:
+        """What Events with that reason say about one object, the newest last."""
+        query = urlencode({"fieldSelector": f"regarding.uid={uid},reason={reason}", "limit": str(self._page)})
+        answer = await self._request("list", f"{kinds.EVENT.path(namespace)}?{query}", kinds.EVENT.name)
+        items: list[Json] = [item for item in answer.get("items") or () if _is_object(item)]
+        return [str(item.get("note") or "") for item in sorted(items, key=_last_seen)]
+
     async def raw_get(self, path: str) -> Json:
         """Any path, e.g. discovery."""
         return await self._request("get", path, "")
@@ -248,6 +255,12 @@ def _decode(raw: bytes) -> Json | None:
 
 def _is_object(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("metadata"), dict)
+
+
+def _last_seen(event: Json) -> str:
+    """When it was seen last, whoever wrote it: all of these are RFC 3339, in UTC."""
+    series = (event.get("series") or {}).get("lastObservedTime")
+    return str(series or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")
 
 
 def _object(answer: Json) -> Json:

@@ -74,6 +74,7 @@ CLUSTER: Final = (
     ),
     _right(kinds.DAEMON_SET, ("list",), "Before a pool's taint is set: whether each DaemonSet of its nodes tolerates it."),
     _right(kinds.EVENT, ("create",), "Events on services, fine-tuning jobs and pools, in the object's namespace."),
+    _right(kinds.EVENT, ("list",), "Why the pods of a Job can't be created: its controller says so nowhere else."),
 )
 """Everywhere."""
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from glm5_operator.plan.facts import Finding
+    from glm5_operator.status.causes import Cause
     from glm5_operator.status.check import Check
     from glm5_operator.status.service import WriteFault
 
@@ -50,6 +51,7 @@ class Told:
         faults: this pass's failed writes.
         heard: how far the newest attempt's trainer says it is.
         check: what came of the check before the first attempt.
+        refused: why pods that are missing can't be created.
     """
 
     course: Course
@@ -60,6 +62,7 @@ class Told:
     faults: Sequence[WriteFault] = ()
     heard: Heard | None = None
     check: Check | None = None
+    refused: Cause | None = None
 
 
 def finetune_status(job: Mapping[str, Any], told: Told, now: datetime) -> dict[str, Any]:
@@ -115,6 +118,8 @@ def _verdict(job: Mapping[str, Any], told: Told) -> tuple[Condition, ...]:
         last = record.history[-1]
         when = stamp(record.retry) if record.retry else ""
         return c.on_its_way("Retrying", f"attempt {record.attempt} ended by {last['cause']}, the next begins at {when}: {last['message']}")
+    if told.refused is not None and course.stage in {Stage.CHECKING, Stage.RUNNING}:
+        return c.on_its_way(told.refused.reason.value, told.refused.message)
     if course.stage is Stage.CHECKING and not (told.plan and told.plan.stalled):
         return c.on_its_way("Checking", course.message)
     if course.stage in {Stage.DUE, Stage.CHECKING}:
@@ -188,6 +193,8 @@ def _scheduled(told: Told) -> Condition:
     if course.job is not None and (course.job.get("spec") or {}).get("suspend"):
         queue = (course.job["metadata"].get("labels") or {}).get(names.KUEUE_QUEUE_LABEL, "")
         return Condition(SCHEDULED, Truth.FALSE, "Queued", f"queue {queue} of Kueue has yet to give it its cards")
+    if told.refused is not None:
+        return Condition(SCHEDULED, Truth.FALSE, told.refused.reason.value, told.refused.message)
     wanted, pods = _wanted(told), _current(told)
     bound = sum(bool((pod.get("spec") or {}).get("nodeName")) for pod in pods)
     for pod in pods:

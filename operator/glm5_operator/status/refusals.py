@@ -1,7 +1,7 @@
 """What a Deployment says when its pods can't be created or don't get on: quota, limits, Pod Security, admission, deadline.
 
-Used by `service`. The texts come from the API server through the Deployment's conditions; without this they stay two objects
-below the one the user looks at.
+Used by `service`, and by the controllers for Jobs. The texts come from the API server through conditions of Deployments and Events of
+Jobs; without this they stay two objects below the one the user looks at.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ def refusal(deployment: Mapping[str, Any]) -> Cause | None:
     text = _POD_NAME.sub("", str(condition.get("message", "")))
     reason, message = _read(text, deployment["metadata"].get("namespace", ""))
     return Cause(reason, message, moment(condition.get("lastTransitionTime")))
+
+
+def job_refusal(note: str, namespace: str) -> Cause:
+    """Why the pods of a Job can't be created, from the Event that its controller makes of it: Jobs have no condition for that."""
+    reason, message = _read(_POD_NAME.sub("", note.removeprefix("Error creating: ")), namespace)
+    return Cause(reason, message, None)
 
 
 def deadline_exceeded(deployment: Mapping[str, Any]) -> Cause | None:

@@ -73,10 +73,14 @@ def leftovers(owner: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def fine_tune_by_volcano(release: Release) -> None:
-    """A run whose pods are one PodGroup, until it is suspended. Nobody schedules them here."""
+    """A run whose pods are one PodGroup, until it is suspended; a quota holds its check up. Nobody schedules its pods here."""
     kube, http = Kube(release.cluster.http), release.cluster.http
+    quota = {"kind": "ResourceQuota", "metadata": {"name": "none", "namespace": "team"}, "spec": {"hard": {"pods": "0"}}}
+    kube.create(quota)
     run = finetune("team", "group", pool="training", podTemplate={"spec": {"schedulerName": "volcano"}})
     http.post(RUNS, json=run | {"apiVersion": "glm5.dev/v1alpha1"}).raise_for_status()
+    wait_for("the quota to be named", lambda: condition(release.get(f"{RUNS}/group"), "Ready").get("reason") == "QuotaExceeded", timeout=60)
+    kube.delete("ResourceQuota", "team", "none")
     wait_for("its PodGroup", lambda: gangs.pod_groups(kube, "team") != [], timeout=60)
     patch = {"spec": {"policy": {"suspend": True}}}
     http.patch(f"{RUNS}/group", json=patch, headers={"Content-Type": "application/merge-patch+json"}).raise_for_status()

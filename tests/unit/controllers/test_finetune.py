@@ -11,7 +11,7 @@ import pytest
 
 from glm5_operator.api.finetune import GLM5FinetuneJob
 from glm5_operator.controllers.facts import Facts
-from glm5_operator.controllers.finetune import LOOK_FOR_CARDS, FinetuneController
+from glm5_operator.controllers.finetune import LOOK_FOR_CARDS, SLOW_TO_CREATE, FinetuneController
 from glm5_operator.controllers.wake import woken_by
 from glm5_operator.kube import ApiFailure, Applied, Applier, Cache, Events, Key, Outcome, OutcomeKind
 from glm5_operator.metrics import Metrics
@@ -133,7 +133,7 @@ async def test_a_due_attempt_is_created_and_told_in_one_pass() -> None:
     assert edge.kinds() == ["Service/tune-ranks", "ConfigMap/tune-config-1", "Job/tune-attempt-1"]
     assert (edge.status["attempt"], edge.status["startTime"]) == (1, stamp(at(minutes=1)))
     assert edge.ready()["reason"] == "Starting"
-    assert outcome == Outcome.again(RESYNC)
+    assert outcome == Outcome.again(SLOW_TO_CREATE), "whether it has its pods by then"
 
 
 async def test_without_room_nothing_is_created_and_it_is_looked_at_again_soon() -> None:
