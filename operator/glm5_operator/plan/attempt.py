@@ -16,6 +16,7 @@ from glm5_operator.plan.gang import in_group, is_volcanos, pod_group, queue_of
 from glm5_operator.plan.offer import offer_of
 from glm5_operator.plan.places import places_of
 from glm5_operator.plan.pod import quantity
+from glm5_operator.plan.product import GB
 from glm5_operator.plan.recipe import recipe_of
 from glm5_operator.plan.sizing import CPU_MILLIS, GIB, MEMORY_LEAST, MIB, SHM_LEAST, SHM_LIMIT, SHM_SHARE
 from glm5_operator.plan.trainer import TrainerInput, trainer_pod
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from glm5_operator.api.finetune import GLM5FinetuneJob
     from glm5_operator.plan.facts import Claim, FinetuneFacts, Manifest, NodeFacts, PoolFacts
     from glm5_operator.plan.offer import Offer
+
+FULL_FACTOR = 8
+"""Bytes of a trained parameter over those of its bf16 weight: fp32 weight, gradient and AdamW's two moments, 16 to 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ def plan_attempt(job: GLM5FinetuneJob, facts: FinetuneFacts, attempt: int) -> At
     cards, nodes = job.spec.parallelism.npus_per_node, job.spec.nodes
     if offer.product is Product.A3 and cards != 1 and cards % 2:
         return AttemptPlan(stalled=finetune_findings.half_a_card(cards))
+    if too_large := _too_large(job, offer):
+        return AttemptPlan(stalled=too_large)
     room = _room(offer, nodes, cards, facts)
     if room.able < nodes:
         return AttemptPlan(stalled=finetune_findings.too_few_nodes(job.spec.pool, offer.resource, nodes, cards, room.able))
@@ -229,6 +235,17 @@ def _metadata(job: GLM5FinetuneJob, name: str, attempt: int | None = None) -> Ma
     if attempt is not None:
         labels[names.ATTEMPT_LABEL] = str(attempt)
     return {"name": name, "namespace": job.metadata.namespace or "default", "labels": labels}
+
+
+def _too_large(job: GLM5FinetuneJob, offer: Offer) -> Finding | None:
+    """A known model whose numbers alone are more than all the cards' memory: the run could only end out of memory."""
+    recipe = recipe_of(job.spec.model.name)
+    if recipe is None:
+        return None
+    needed = recipe.weights["bf16"].total * (FULL_FACTOR if job.spec.method == "full" else 1)
+    if needed <= job.spec.cards * offer.card_bytes:
+        return None
+    return finetune_findings.model_too_large(job.spec.model.name, job.spec.method, job.spec.cards, needed // GB, offer.card_bytes // GB)
 
 
 def _memory(job: GLM5FinetuneJob) -> int | Finding:

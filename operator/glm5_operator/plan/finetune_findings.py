@@ -47,6 +47,16 @@ def half_a_card(cards: int) -> Finding:
     )
 
 
+def model_too_large(model: str, method: str, cards: int, needed: int, card: int) -> Finding:
+    """Sizes in GB."""
+    what = "weights, gradients and AdamW's moments in fp32" if method == "full" else "its weights in bf16"
+    return Finding(
+        "ModelTooLarge",
+        f"{model} with method {method} takes {needed} GB ({what}), and {cards} cards of {card} GB have {cards * card} GB: "
+        f"raise spec.parallelism to {-(-needed // card)} cards or more, room for activations not counted",
+    )
+
+
 def trainer_image_missing() -> Finding:
     """No image to run."""
     return Finding(

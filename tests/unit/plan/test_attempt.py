@@ -15,6 +15,7 @@ from tests.unit.plan.builders import RESOURCE, node, pool
 
 Json = dict[str, Any]
 A2 = Product.A2
+LARGE = {"name": "GLM-5.1", "source": "pvc://weights/x"}
 
 
 def job(spec: Json | None = None, *, name: str = "tune", **changes: object) -> GLM5FinetuneJob:
@@ -246,10 +247,23 @@ def test_a_later_job_of_the_same_name_does_not_go_on_from_the_checkpoints_of_the
 
 
 def test_a_known_model_has_its_memory_by_its_cards() -> None:
-    small = plan(job(model={"name": "GLM-5.1", "source": "pvc://weights/x"}))
-    large = plan(job(model={"name": "GLM-5.1", "source": "pvc://weights/x"}, parallelism={"npusPerNode": 8}))
+    nodes = [node(f"n{number}", A2, cards=8) for number in range(8)]
+    small = plan(job(model=LARGE, parallelism={"nodes": 8, "npusPerNode": 4}), *nodes)
+    large = plan(job(model=LARGE, parallelism={"nodes": 8, "npusPerNode": 8}), *nodes)
 
     assert int(trainer_of(small)["resources"]["limits"]["memory"][:-2]) < int(trainer_of(large)["resources"]["limits"]["memory"][:-2])
+
+
+@pytest.mark.parametrize(("method", "nodes", "least"), [("lora", 2, 24), ("full", 8, 189)])
+def test_a_model_that_is_larger_than_its_cards_is_not_begun(method: str, nodes: int, least: int) -> None:
+    many = [node(f"n{number}", A2, cards=8) for number in range(32)]
+    stalled = plan(job(model=LARGE, method=method, parallelism={"nodes": nodes, "npusPerNode": 8}), *many).stalled
+
+    assert stalled is not None
+    assert stalled.reason == "ModelTooLarge"
+    assert f"to {least} cards or more" in stalled.message
+    enough = job(model=LARGE, method=method, parallelism={"nodes": -(-least // 8), "npusPerNode": 8})
+    assert plan(enough, *many).stalled is None
 
 
 # --- podTemplate ------------------------------------------------------------------------------------------------------------
