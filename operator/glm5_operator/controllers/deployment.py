@@ -23,7 +23,7 @@ from glm5_operator.status.deployment import Evaluated, Seen, Stage, Step, advanc
 from glm5_operator.status.pods import is_replica, is_true
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
 
     from glm5_operator.api.deploy import DeploySpec
@@ -80,7 +80,8 @@ class Deployments:
         failures = await self._evaluate(resource, wanted) if wanted or not step.evaluates else []
         report = step.report | ({"reason": failures[0].reason, "message": failures[0].message} if failures else {})
         self._announce(resource, previous, report)
-        told = _told(rest, resource, deploy, report, now)
+        found = self.cache.get(kinds.SERVICE.name, resource["metadata"]["namespace"], deploy.service)
+        told = _told(rest, resource, deploy, report, now, listed=((found or {}).get("status") or {}).get("adapters") or ())
         return Deployed(told, step.again, failures, news or _asks_for(previous) != _asks_for(report))
 
     async def _step(
@@ -180,10 +181,18 @@ def is_evaluation(child: Resource) -> bool:
     return bool((child["metadata"].get("labels") or {}).get(names.APP_COMPONENT_LABEL) == names.COMPONENT_EVALUATION)
 
 
-def _told(rest: Mapping[str, Any], resource: Resource, deploy: DeploySpec, report: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """The status with the deployment and its condition."""
+def _told(
+    rest: Mapping[str, Any],
+    resource: Resource,
+    deploy: DeploySpec,
+    report: Mapping[str, Any],
+    now: datetime,
+    *,
+    listed: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The status with the deployment and its condition; `listed`: adapters of the service, as its status has them."""
     before = resource.get("status") or {}
-    condition = deployed_condition(deploy, str(rest.get("outcome") or ""), report)
+    condition = deployed_condition(deploy, str(rest.get("outcome") or ""), report, listed)
     dated = c.dated((condition,), before.get("conditions") or (), resource["metadata"]["generation"], now)
     status = {**rest, "conditions": [*(rest.get("conditions") or ()), *dated]}
     return status | ({"deployment": dict(report)} if report else {})

@@ -276,7 +276,7 @@ def _wait(cause: Cause, failures: int, history: Sequence[Json]) -> timedelta:
 
 
 def _doubled(count: int) -> timedelta:
-    return min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(10, max(0, count - 1)))
+    return min(LONGEST_WAIT, FIRST_WAIT * (1 << min(10, max(0, count - 1))))
 
 
 def _row(history: Sequence[Json]) -> list[Json]:

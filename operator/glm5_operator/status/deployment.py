@@ -18,7 +18,7 @@ from glm5_operator.api.deploy import (
     DEFAULT_LEAST_REQUESTS,
     DEFAULT_MOST_FAILURES,
 )
-from glm5_operator.status.adapters import are_silent, first_refusal, has
+from glm5_operator.status.adapters import FAILED, LOADED, LOADING, are_silent, first_refusal, has
 from glm5_operator.status.canary import Tally, tally
 from glm5_operator.status.conditions import Condition, Truth, clipped, moment, stamp
 
@@ -140,16 +140,32 @@ def advance(deploy: DeploySpec, sha256: str, previous: Mapping[str, Any], seen: 
     return Step(report)
 
 
-def deployed_condition(deploy: DeploySpec, outcome: str, report: Mapping[str, Any]) -> Condition:
-    """True once the adapter answers all that it is to answer."""
+def deployed_condition(deploy: DeploySpec, outcome: str, report: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> Condition:
+    """True once the adapter answers all that it is to answer, and while it does. `listed`: `status.adapters` of the service."""
     phase, message = str(report.get("phase") or ""), str(report.get("message") or "")
     if not phase:
         return Condition(DEPLOYED, Truth.FALSE, "NotPublished" if outcome else "NotYet", "")
     if phase == Stage.DEPLOYED:
-        return Condition(DEPLOYED, Truth.TRUE, Stage.DEPLOYED.value, message or f"{deploy.adapter} is in GLM5Service {deploy.service}")
+        said = message or f"{deploy.adapter} is in GLM5Service {deploy.service}"
+        return _not_served(deploy, listed) or Condition(DEPLOYED, Truth.TRUE, Stage.DEPLOYED.value, said)
     reason = str(report.get("reason") or phase)
     said = f"{phase}: {message}" if message else phase
     return Condition(DEPLOYED, Truth.FALSE, reason, said)
+
+
+def _not_served(deploy: DeploySpec, listed: Sequence[Mapping[str, Any]]) -> Condition | None:
+    """It was deployed, and pods that came since lack it: the model without it answers there. The phase stays, for they try on."""
+    found = next((item for item in listed if item.get("name") == deploy.adapter), None)
+    if found is None:
+        return Condition(DEPLOYED, Truth.UNKNOWN, "NotListed", f"GLM5Service {deploy.service} says nothing of {deploy.adapter} now")
+    state, why = str(found.get("state") or ""), str(found.get("message") or "")
+    if state == LOADED:
+        return None
+    having, of = int(found.get("pods") or 0), int(found.get("of") or 0)
+    silent = state == LOADING and of > 0 and why  # of pods that all answer it is known what they lack
+    reason = Reason.LOAD_FAILED.value if state == FAILED else Stage.LOADING.value
+    where = f"{having} of {of} ready pods of GLM5Service {deploy.service} have {deploy.adapter} now"
+    return Condition(DEPLOYED, Truth.UNKNOWN if silent else Truth.FALSE, reason, f"{where}: {why}" if why else where)
 
 
 def _loading(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: datetime) -> Step:

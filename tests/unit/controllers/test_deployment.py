@@ -235,6 +235,17 @@ async def test_what_is_done_asks_no_pod() -> None:
         assert edge.asked == 0
 
 
+@pytest.mark.parametrize(("state", "pods", "status"), [("Loaded", 1, "True"), ("Failed", 0, "False")])
+async def test_that_pods_lost_what_was_deployed_is_read_from_the_service_and_comes_back_by_itself(
+    state: str, pods: int, status: str
+) -> None:
+    edge, service = Edge(), serving()
+    service["status"]["adapters"] = [{"name": "support", "state": state, "pods": pods, "of": 1, "message": "pod p: checksum differs"}]
+    found = await advance(edge, a_run("Deployed"), service, a_replica())
+
+    assert (phase(found), condition(found)["status"], edge.asked) == ("Deployed", status, 0)
+
+
 def test_children_of_training_are_none_of_the_evaluation() -> None:
     assert is_evaluation(an_evaluation())
     training = {**an_evaluation(), "metadata": {"labels": {"app.kubernetes.io/component": "training"}}}

@@ -386,6 +386,32 @@ def test_the_whole_way_one_step_at_a_time() -> None:
 # --- the condition ----------------------------------------------------------------------------------------------------------
 
 
+def listed(state: str, pods: int, message: str = "") -> Json:
+    return {"name": "support", "state": state, "pods": pods, "of": 2, **({"message": message} if message else {})}
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "reason", "says"),
+    [
+        ([listed("Failed", 1, "pod q: checksum differs")], "False", "LoadFailed", "1 of 2 ready pods of GLM5Service chat have support now"),
+        ([listed("Loading", 1)], "False", "Loading", "1 of 2 ready pods"),
+        ([listed("Loading", 1, "1 pods don't answer")], "Unknown", "Loading", "1 pods don't answer"),
+        (
+            [{"name": "support", "state": "Loading", "pods": 0, "of": 0, "message": "no pod is ready"}],
+            "False",
+            "Loading",
+            "no pod is ready",
+        ),
+        ([{"name": "other", "state": "Loaded", "pods": 2, "of": 2}], "Unknown", "NotListed", "says nothing of support"),
+    ],
+)
+def test_what_was_deployed_and_is_not_served_any_more_is_told(reports: list[Json], status: str, reason: str, says: str) -> None:
+    found = deployed_condition(PLAIN, "Succeeded", in_phase("Deployed"), reports)
+
+    assert (found.status.value, found.reason) == (status, reason)
+    assert says in found.message
+
+
 @pytest.mark.parametrize(
     ("outcome", "report", "status", "reason"),
     [
@@ -398,7 +424,7 @@ def test_the_whole_way_one_step_at_a_time() -> None:
     ],
 )
 def test_the_condition_says_how_far_it_is_and_why_not_further(outcome: str, report: Json, status: str, reason: str) -> None:
-    found = deployed_condition(PLAIN, outcome, report)
+    found = deployed_condition(PLAIN, outcome, report, [listed("Loaded", 2)])
 
     assert (found.type, found.status.value, found.reason) == ("Deployed", status, reason)
     if report.get("message"):
