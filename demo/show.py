@@ -52,7 +52,9 @@ def _news(now: Course) -> str:
 
 def side_by_side(console: Console, before: Mapping[str, str], after: Mapping[str, str]) -> None:
     """The answers to the same questions before and after."""
-    table = Table("question", "before", "after", show_lines=True)
+    table = Table(show_lines=True)
+    for header in ("question", "before", "after"):
+        table.add_column(header, overflow="fold")  # Chinese has no blanks to break a line at
     for question, answer in before.items():
         table.add_row(question, answer, f"[green]{after[question]}[/green]")
     console.print(table, highlight=False)
