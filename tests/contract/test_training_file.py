@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from glm5_operator.api.finetune import DataFormat, Dtype, LongRows, Method, Schedule
+from glm5_operator.api.finetune import DataFormat, Dtype, LongRows, Method, Schedule, Sharding
 from glm5_operator.api.finetune_rl import Aggregation, Estimator, RewardRule
 from glm5_operator.api.finetune_rules import TARGETS
+from glm5_operator.plan.check import HOPELESS, check_objects
 from glm5_operator.plan.finetune_findings import advice
+from glm5_operator.plan.places import Places, places_of
+from glm5_operator.plan.training_file import training_file
 from glm5_operator.status.ends import Cause, pod_end
 from glm5_runtime.cli import app
 from glm5_runtime.train import command
@@ -56,6 +59,8 @@ EVERYTHING: Json = {
         "clip": 1,
         "dtype": "fp16",
         "activationCheckpointing": True,
+        "packing": True,
+        "sharding": "ddp",
         "seed": 7,
     },
     "evaluation": {"share": 0.1, "everySteps": 50, "patience": 3, "leastGain": 0.01},
@@ -74,6 +79,7 @@ def test_every_field_reaches_the_runtime_with_its_value(tmp_path: Path) -> None:
     assert (training.steps, training.batch_size, training.gradient_accumulation, training.learning_rate) == (100, 16, 2, 1e-5)
     assert (training.schedule, training.warmup, training.weight_decay, training.clip) == ("constant", 0, 0, 1)
     assert (training.dtype, training.activation_checkpointing, training.seed) == ("fp16", True, 7)
+    assert (training.packing, training.sharding) == (True, "ddp")
     evaluation = config.evaluation
     assert (evaluation.share, evaluation.every_steps, evaluation.patience, evaluation.least_gain) == (0.1, 50, 3, 0.01)
     assert (config.checkpoint.every_steps, config.checkpoint.keep, config.merge) == (50, 2, True)
@@ -129,7 +135,13 @@ def test_a_batch_may_be_stated_in_tokens(tmp_path: Path) -> None:
 
 
 def test_the_model_version_follows_from_the_name(tmp_path: Path) -> None:
-    assert read({"model": {"name": "GLM-5.2", "source": "pvc://w/x"}}, tmp_path).data.model_version == "5.2"
+    wanted = job({"model": {"name": "GLM-5.2", "source": "pvc://w/x"}})
+    places = places_of(wanted)
+    assert isinstance(places, Places)
+    file = tmp_path / "train.yaml"
+    file.write_text(training_file(wanted.spec, places))
+
+    assert read_config(file).data.model_version == "5.2"
 
 
 @pytest.mark.parametrize(
@@ -138,6 +150,7 @@ def test_the_model_version_follows_from_the_name(tmp_path: Path) -> None:
         (Method, "method"),
         (Schedule, "training.schedule"),
         (Dtype, "training.dtype"),
+        (Sharding, "training.sharding"),
         (LongRows, "data.longRows"),
         (DataFormat, "data.format"),
     ],
@@ -184,7 +197,7 @@ def test_the_exit_codes_have_the_causes_that_the_runtime_means() -> None:
         "ExportError": Cause.STORAGE,
         "RankLost": Cause.RANK_LOST,
         "Superseded": Cause.SUPERSEDED,
-        "RewardError": Cause.UNKNOWN,
+        "RewardError": Cause.REWARD,
         "Interrupted": Cause.UNKNOWN,
     }
     found = {}
@@ -203,3 +216,18 @@ def test_the_command_is_one_that_the_runtime_has() -> None:
     # No such file on this machine: the arguments were read, the file wasn't.
     assert answer.exit_code == 2
     assert "/etc/glm5/train.yaml: not readable" in answer.output + str(answer.stderr)
+
+
+def test_the_check_is_a_command_that_the_runtime_has_and_its_hopeless_codes_are_those_of_settings_and_data() -> None:
+    template = plan(job()).template
+    assert template is not None
+    _, made = check_objects(job(), template)
+    container = made["spec"]["template"]["spec"]["containers"][0]
+    answer = CliRunner().invoke(app, ["train", *container["args"]])
+
+    assert answer.exit_code == 2
+    assert "/etc/glm5/train.yaml: not readable" in answer.output + str(answer.stderr)
+    codes = {
+        code for kind, code in command.EXIT_CODES.items() if kind.__name__ in {"ConfigError", "TemplateError", "WeightsError", "DataError"}
+    }
+    assert set(HOPELESS) == codes
