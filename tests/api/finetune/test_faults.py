@@ -53,7 +53,7 @@ def test_the_other_ranks_are_told_to_end_at_once_though_the_cause_is_settled_lat
     def told_to_end() -> bool:
         return bool(kube.get("Pod", home, first["metadata"]["name"])["metadata"].get("deletionTimestamp"))
 
-    until("the other pod to be told to end", told_to_end, 3, lambda: str(kube.get("Pod", home, first["metadata"]["name"])["status"]))
+    until("the other pod to be told to end", told_to_end, 10, lambda: str(kube.get("Pod", home, first["metadata"]["name"])["status"]))
     assert kube.get("Pod", home, first["metadata"]["name"])["metadata"]["deletionGracePeriodSeconds"] <= 7
     assert training.status().get("history") is None, "the cause isn't settled yet"
 
