@@ -23,6 +23,7 @@ LongRows = Literal["refuse", "cut"]
 DataFormat = Literal["auto", "alpaca", "sharegpt", "openai", "text"]
 Schedule = Literal["cosine", "linear", "constant"]
 Dtype = Literal["bf16", "fp16", "fp32"]
+Sharding = Literal["fsdp", "ddp"]
 
 DEFAULT_MAX_ATTEMPTS: Final = 3
 DEFAULT_TTL: Final = timedelta(hours=168)
@@ -95,6 +96,10 @@ class TrainingSpec(Model):
     """Rows of one step, those of all cards together, so that a run is the same on any number of them. Default: 8."""
     batch_tokens: Annotated[int, Field(ge=16, le=1073741824)] | None = None
     """Instead of batchSize: as many rows of about one length as have so many tokens, those that fill them up included."""
+    packing: bool | None = None
+    """Whether whole rows are laid behind one another up to data.maxLength and count as one row of a batch; tokens see only their own row.
+    Else a batch has rows of about one length. Default: false.
+    """
     gradient_accumulation: Annotated[int, Field(ge=1, json_schema_extra=validations("training-accumulation"))] | None = None
     """Pieces that a card's rows of a step are computed in, one after the other, at most 4. Default: 1."""
     learning_rate: Annotated[float, Field(ge=0, le=1, json_schema_extra=validations("training-rate"))] | None = None
@@ -111,6 +116,8 @@ class TrainingSpec(Model):
     """Type of the computation. What is trained, and what decides choices, stays fp32; fp16 scales the loss. Default: bf16."""
     activation_checkpointing: bool | None = None
     """Whether only each layer's input is kept for the backward pass: a third more time, a fraction of the memory. Default: false."""
+    sharding: Sharding | None = None
+    """With several cards. fsdp: each holds a part of the model and of the optimiser's state. ddp: each holds all of it. Default: fsdp."""
     seed: Annotated[int, Field(ge=0, le=4294967295)] | None = None
     """Of initial values, order and dropout: the same seed gives the same run. Default: 0."""
 

@@ -78,8 +78,8 @@ class EndedAttempt(StatusModel):
     attempt: int
     """Its number."""
     cause: str
-    """Why, in one CamelCase word: Configuration, Data, NumericalError, OutOfMemory, CardFault, Storage, NodeLost, Preempted, Superseded,
-    Unknown, PodDeleted, RankLost, Suspended.
+    """Why, in one CamelCase word: Configuration, Data, NumericalError, OutOfMemory, CardFault, Storage, Reward, NodeLost, Preempted,
+    Superseded, Unknown, PodDeleted, RankLost, Suspended.
     """
     message: str | None = None
     """Why, in words."""
@@ -126,6 +126,8 @@ class GLM5FinetuneJobStatus(StatusModel):
     """When the run will have ended at its present pace; only while it trains."""
     evaluation_loss: float | None = None
     """Loss of the rows that are held back, at the last evaluation."""
+    reward: float | None = None
+    """Mean reward of the answers at that step, with grpo and ppo."""
     overflows: int | None = None
     """Steps that were left out because gradients in fp16 overflowed; some are to be expected."""
     data_check: DataCheckStatus | None = None
@@ -152,5 +154,6 @@ class GLM5FinetuneJobStatus(StatusModel):
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
     """Ready: the run has ended well. Reconciling: work is going on. Stalled: nothing will happen until the named thing changes.
-    Planned, Advised, DataValid, Scheduled, Training, CheckpointVerified, Published and Finished explain these.
+    Planned, Advised, DataValid, Scheduled, Training, CheckpointVerified, Published and Finished explain these. Advised is False when
+    something about the spec is allowed and unwise. Deployed, with spec.deploy only: the adapter answers in the service.
     """

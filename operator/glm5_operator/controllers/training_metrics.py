@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.metrics import Column
+from glm5_operator.status.conditions import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ _COLUMNS: Final[dict[str, Column]] = {
     "epoch": Column("glm5_finetune_epoch", "Passes over the data done."),
     "loss": Column("glm5_finetune_loss", "Training loss at the last step that was told."),
     "evaluationLoss": Column("glm5_finetune_evaluation_loss", "Loss of the rows that are held back."),
+    "reward": Column("glm5_finetune_reward", "Mean reward of the answers at the last step that was told, with grpo and ppo."),
+    "eta": Column("glm5_finetune_eta_timestamp_seconds", "When the run will have ended at its present pace, in seconds since 1970."),
     "learningRate": Column("glm5_finetune_learning_rate", "Learning rate at the last step that was told."),
     "tokensPerSecond": Column("glm5_finetune_tokens_per_second", "Tokens that all cards together learn from in a second."),
     "checkpoint": Column("glm5_finetune_checkpoint_step", "Step of the newest complete checkpoint."),
@@ -63,4 +66,7 @@ def _rows(cache: Cache) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]
 def _number(value: object) -> float | None:
     if isinstance(value, dict):
         value = value.get("step")
+    if isinstance(value, str):
+        when = moment(value)
+        return when.timestamp() if when else None
     return float(value) if isinstance(value, int | float) else None

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     CARD_FAULT = "CardFault"
     STORAGE = "Storage"
+    REWARD = "Reward"
     NODE_LOST = "NodeLost"
     PREEMPTED = "Preempted"
     SUPERSEDED = "Superseded"
@@ -61,6 +62,7 @@ _EXIT_CODES: Final = {
     5: Cause.STORAGE,
     6: Cause.RANK_LOST,
     7: Cause.SUPERSEDED,
+    8: Cause.REWARD,
 }
 """Of `glm5-runtime train`; `tests/contract` holds them to the runtime's own table."""
 # Device open, AI core, AI CPU, model execution; uncorrectable memory; codes of the fault tables.

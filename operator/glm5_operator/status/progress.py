@@ -29,6 +29,7 @@ _NUMBERS: Final[dict[str, tuple[str, type]]] = {
     "overflows": ("overflows", int),
 }
 """Field of the status → field of the trainer's answer or last word."""
+_BY_REWARDS: Final[dict[str, tuple[str, type]]] = {"reward": ("reward", float)}
 _CHECKPOINT: Final[dict[str, tuple[str, type]]] = {"step": ("step", int), "time": ("time", datetime), "sha256": ("sha256", str)}
 _ADAPTER: Final[dict[str, tuple[str, type]]] = {"sha256": ("sha256", str), "size": ("bytes", int)}
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -51,9 +52,9 @@ def progress_fields(
     `words`: last words of the newest attempt's pods, which come after everything heard. `heard`: of that attempt, None when nothing was.
     """
     word = max(words, key=_step, default={})
-    found: dict[str, Any] = {name: previous[name] for name in (*_NUMBERS, "checkpoint", "adapter") if name in previous}
+    found: dict[str, Any] = {name: previous[name] for name in (*_NUMBERS, *_BY_REWARDS, "checkpoint", "adapter") if name in previous}
     for told in (heard.answer if heard else {}, word):
-        found |= believed(told, _NUMBERS)
+        found |= believed(told, _NUMBERS) | believed(told.get("rl"), _BY_REWARDS)
         if checkpoint := _checkpoint(told, found.get("checkpoint") or {}):
             found["checkpoint"] = checkpoint
         elif _has_none(told):

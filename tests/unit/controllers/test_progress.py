@@ -150,7 +150,8 @@ async def test_many_are_asked_in_turns() -> None:
 def test_the_metrics_say_what_the_status_says_and_go_with_the_job() -> None:
     metrics, cache = Metrics(), Cache()
     training_metrics.register(metrics, cache)
-    status = {"step": 40, "totalSteps": 90, "loss": 2.5, "overflows": 3, "checkpoint": {"step": 30}, "attempt": 2}
+    status = {"step": 40, "totalSteps": 90, "loss": 2.5, "overflows": 3, "checkpoint": {"step": 30}, "attempt": 2, "reward": 0.5}
+    status["eta"] = "1970-01-02T00:00:00Z"
     run = a_run(status=status)
     cache.put(run)
 
@@ -160,6 +161,8 @@ def test_the_metrics_say_what_the_status_says_and_go_with_the_job() -> None:
     for line in ("step", "steps", "loss", "checkpoint_step", "overflows_total"):
         assert f"glm5_finetune_{line}{labels}" in said
     assert f"glm5_finetune_step{labels} 40.0" in said
+    assert f"glm5_finetune_reward{labels} 0.5" in said
+    assert f"glm5_finetune_eta_timestamp_seconds{labels} 86400.0" in said
     assert f"glm5_finetune_epoch{labels}" not in said, "what isn't known has no number"
     cache.drop({**run, "metadata": {**run["metadata"], "resourceVersion": "9"}})
     assert labels not in metrics.exposition().decode()

@@ -33,6 +33,7 @@ ENDS: dict[str, tuple[Json, Cause]] = {
     "the disk": (failed(code=5, word={"outcome": "CheckpointError", "message": "no space"}), Cause.STORAGE),
     "a rank elsewhere is gone": (failed(code=6, word={"outcome": "RankLost", "message": "rank 2 never came"}), Cause.RANK_LOST),
     "a later attempt owns the folders": (failed(code=7, word={"outcome": "Superseded", "message": "attempt 4 is there"}), Cause.SUPERSEDED),
+    "nobody says what answers are worth": (failed(code=8, word={"outcome": "RewardError", "message": "HTTP 503"}), Cause.REWARD),
     "asked to stop by nobody we know": (failed(code=143, word={"outcome": "Interrupted", "message": "stopped"}), Cause.UNKNOWN),
     "main memory": (failed(code=137, reason="OOMKilled"), Cause.OUT_OF_MEMORY),
     "memory of a card": (failed(word="torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2 GiB"), Cause.OUT_OF_MEMORY),

@@ -54,6 +54,18 @@ def test_what_nobody_tells_any_more_stays_but_the_time_of_the_end() -> None:
     assert "eta" not in fields(ANSWER, trains=False)
 
 
+def test_the_mean_reward_is_told_and_stays() -> None:
+    told = fields({**ANSWER, "rl": {"reward": 0.123456789, "kl": 0.01}})
+
+    assert told["reward"] == 0.123457
+    assert fields(ANSWER, previous=told)["reward"] == 0.123457
+
+
+@pytest.mark.parametrize("rl", [None, [], "7", {"reward": True}, {"reward": "7"}, {"reward": float("nan")}, {}])
+def test_a_reward_that_is_none_is_not_taken(rl: object) -> None:
+    assert "reward" not in fields({**ANSWER, "rl": rl})
+
+
 def test_a_last_word_comes_after_what_was_heard() -> None:
     found = fields(ANSWER, {"outcome": "NotFinite", "step": 52, "total": 90, "loss": 9.0})
 
