@@ -22,9 +22,7 @@ import pytest
 
 from glm5_runtime.engine.engine import Engine
 from glm5_runtime.server import adapters_file
-from glm5_runtime.server.account import Account
 from glm5_runtime.server.adapters_file import LONGEST_PAUSE, AdaptersFile
-from glm5_runtime.server.counts import Count, Counts
 from glm5_runtime.server.service import Service
 from tests.support import serving
 from tests.support.adapters import ATTENTION, EVERYTHING, write_adapter
@@ -446,13 +444,6 @@ async def test_requests_and_failures_are_counted_by_what_answered(server: Follow
     assert 'glm5:adapter_requests_total{adapter="",engine="0",model_name="glm-5"} 1.0' in metrics
 
 
-def test_an_answer_of_500_or_more_is_a_failure_of_the_model_that_was_chosen_and_else_of_none() -> None:
-    counts = Counts()
-    for status, request_id in ((200, "a"), (429, "b"), (503, "c"), (500, "d"), (503, None)):
-        counts.ended(Account("", "POST", CHAT, "one", 0.0, status=status, request_id=request_id))
-    assert counts.by_name == {"one": Count(4, 2)}
-
-
 async def test_a_slow_load_holds_up_neither_the_loop_nor_shares(server: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The load waits in its thread for as long as the test wants; everything else goes on."""
     await server.says(server.entry("one"))
@@ -503,12 +494,3 @@ async def test_a_load_that_hangs_keeps_no_server_from_being_ready(
             await serving.until(lambda: server.file.states[0].state == "Loaded")
     finally:
         go_on.set()
-
-
-async def test_health_of_adapters_is_open_and_tells_of_a_server_without_any(engine: Engine) -> None:
-    service = serving.make_service(engine, api_key="secret")
-    async with serving.asgi_client(service) as client:
-        reply = await client.get(HEALTH)
-        assert reply.json() == {"model": MODEL, "adapters": [], "base": {"requests": 0, "failures": 0}}
-        service.loaded = None
-        assert (await client.get(HEALTH)).status_code == 200
