@@ -16,11 +16,14 @@ from glm5_runtime.train.command import EXIT_CODES, MOST_MESSAGE, write_ending
 from glm5_runtime.train.config import read_config
 from glm5_runtime.train.data import reading
 from glm5_runtime.train.data.labels import Renderer
+from glm5_runtime.train.rl.rollout import Prompt, longest_answer
+from glm5_runtime.train.source import split
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from glm5_runtime.train.config import TrainConfig
+    from glm5_runtime.train.data.example import Example
     from glm5_runtime.train.data.report import Report
 
 log = logging.getLogger(__name__)
@@ -56,10 +59,21 @@ def _read(config: TrainConfig) -> Report:
         raise ConfigError(f"data.files: {', '.join(missing)} can't be read")
     if (config.model / DESCRIPTION).exists():
         raise ConfigError(f"model {config.model}: its weights are quantised ({DESCRIPTION}); train on the bf16 checkpoint")
-    ModelConfig.from_dir(config.model)
+    model = ModelConfig.from_dir(config.model)
     renderer = Renderer.from_dir(config.model, settings.chat_template, settings.model_version)
     how = reading.ReadingConfig(settings.max_length, settings.format, settings.long_rows, settings.lenient)
-    return reading.check(settings.files, renderer, how, for_training=True)
+    longest = 0
+
+    def look(example: Example) -> None:
+        nonlocal longest
+        longest = max(longest, len(Prompt.of(example).tokens))
+
+    report = reading.check(settings.files, renderer, how, for_training=True, look=look if config.is_rl else None)
+    if config.rl is not None:
+        longest_answer(config.rl, longest, model)
+    if not report.faults and not split(range(report.kept), config.evaluation.share, config.training.seed)[0]:
+        raise ConfigError(f"evaluation.share: nothing is left to train on, of {report.kept} rows in data.files; hold fewer back")
+    return report
 
 
 def _numbers(report: Report) -> dict[str, Any]:

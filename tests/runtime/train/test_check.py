@@ -45,6 +45,13 @@ def test_bad_rows_are_named_by_line_and_told_in_numbers(tmp_path: Path) -> None:
     assert config.with_suffix(".json").stat().st_size < 4096
 
 
+RL = {
+    "method": "grpo",
+    "rl": {"max_new_tokens": 8, "reward": {"kind": "rule", "rule": "contains"}},
+    "evaluation": {"share": 0.0},
+    "lora": {"dropout": 0.0},
+}
+ONE = '{"instruction": "Who?", "output": "I."}\n'
 PAIRS = '{"prompt": "Who?", "chosen": "I.", "rejected": "You."}\n'
 
 
@@ -60,6 +67,9 @@ PAIRS = '{"prompt": "Who?", "chosen": "I.", "rejected": "You."}\n'
         ({}, PAIRS),
         ({"data": {"format": "openai"}}, None),
         ({"data": {"chat_template": "9"}}, None),
+        ({"evaluation": {"share": 0.5}}, ONE),
+        (RL, '{"text": "no conversation"}\n'),
+        (RL | {"rl": {"max_new_tokens": 1 << 16}}, None),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ from glm5_runtime.train.data.report import BadLine, Report
 from glm5_runtime.train.data.rows import Fault, FileError, Row, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from glm5_runtime.train.data.formats import Record
@@ -47,10 +47,22 @@ class ReadingConfig:
     """Leave out rows that can't be used, and say so. Else one of them is enough to refuse the data."""
 
 
-def check(files: Sequence[Path], renderer: Renderer, config: ReadingConfig, *, for_training: bool = False) -> Report:
-    """Read everything and keep nothing. `for_training`: what `load` refuses is a fault, preference pairs too."""
+def check(
+    files: Sequence[Path],
+    renderer: Renderer,
+    config: ReadingConfig,
+    *,
+    for_training: bool = False,
+    look: Callable[[Example], object] | None = None,
+) -> Report:
+    """Read everything and keep nothing. `for_training`: what `load` refuses is a fault, preference pairs too. `look` sees each example."""
     report = Report(config.lenient, config.max_length)
-    examples = sum(isinstance(found, Example) for found in examples_of(files, renderer, config, report))
+    examples = 0
+    for found in examples_of(files, renderer, config, report):
+        if isinstance(found, Example):
+            examples += 1
+            if look is not None:
+                look(found)
     if for_training and report.kept and not examples:
         report.broken_files.append(_PAIRS)
     return report

@@ -22,6 +22,7 @@ from glm5_runtime.train.rl.packing import Row
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from glm5_runtime.config import ModelConfig
     from glm5_runtime.engine.request import Output
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.train.data.example import Example
@@ -62,6 +63,17 @@ class Prompt:
         return cls(example.tokens[:start], example.tokens[start : end - 1], example.line)
 
 
+def longest_answer(config: RlConfig, longest_prompt: int, model: ModelConfig) -> int:
+    """Tokens of prompt and answer together, at most; raises ConfigError when they are more than the model takes."""
+    longest = longest_prompt + config.max_new_tokens
+    if longest > (limit := model.max_model_len):
+        raise ConfigError(
+            f"rl.max_new_tokens: {config.max_new_tokens} behind the longest prompt of {longest_prompt} tokens are more than the"
+            f" {limit} of the model"
+        )
+    return longest
+
+
 @dataclass(slots=True)
 class Answer:
     """What the policy said to a prompt: its tokens with the one that ended it, and what each one's log-probability was."""
@@ -95,12 +107,7 @@ class Rollouts:
 
     def __init__(self, decoder: Decoder, config: RlConfig, seed: int, *, longest_prompt: int, at_once: int) -> None:
         """Takes the cache's memory. `longest_prompt`: tokens; `at_once`: answers of a step. Raises ConfigError when they don't fit."""
-        longest = longest_prompt + config.max_new_tokens
-        if longest > (limit := decoder.config.max_model_len):
-            raise ConfigError(
-                f"rl.max_new_tokens: {config.max_new_tokens} behind the longest prompt of {longest_prompt} tokens are more than the"
-                f" {limit} of the model"
-            )
+        longest = longest_answer(config, longest_prompt, decoder.config)
         at_once = min(at_once, MOST_AT_ONCE)
         settings = EngineConfig(max_model_len=longest, max_sequences=at_once, max_queue=1 << 20, memory_fraction=_MEMORY_SHARE)
         self._config, self._seed = config, seed
