@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from glm5_operator.api.finetune import GLM5FinetuneJob
     from glm5_operator.plan.facts import Manifest
 
-TRIES: Final = 3
-"""Further tries after one that failed by chance, 10 s, 20 s and 40 s later; an eviction is none."""
+TRIES: Final = 12
+"""Further tries after one that failed by chance, 10 s, 20 s … 10 min later, over an hour of them; then another Job begins anew. An
+eviction is none."""
 HOPELESS: Final = (2, 3)
 """Exit codes for settings and data: another try meets the same. `tests/contract` holds them to the runtime's."""
 _REQUESTS: Final = {"cpu": "500m", "memory": "512Mi"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.status.conditions import stamp
-from glm5_operator.status.ends import Cause, is_ended, last_word, pod_end
+from glm5_operator.status.ends import Cause, PodEnd, is_ended, last_word, pod_end
 from glm5_operator.status.pods import is_true
 from glm5_operator.status.progress import believed
 from glm5_operator.status.waiting import why_waiting
@@ -25,10 +25,11 @@ _NUMBERS: Final[dict[str, tuple[str, type]]] = {"read": ("read", int), "kept": (
 
 
 class Reason(StrEnum):
-    """Why a run has ended before its first attempt, beside the causes of ends."""
+    """Why the first attempt has to wait for the check."""
 
+    CHECKING = "Checking"
     CHECK_FAILED = "CheckFailed"
-    """It could not be made, however often it was tried."""
+    """It could not be made so far: that says nothing about the run, so it is tried again for as long as it takes."""
 
 
 class CheckState(StrEnum):
@@ -36,7 +37,7 @@ class CheckState(StrEnum):
 
     NEEDED = "Needed"
     STALE = "Stale"
-    """Its Job is there and looks at another spec, or is on its way out: first it has to go."""
+    """Its Job is there and looks at another spec, has no tries left, or is on its way out: first it has to go."""
     RUNNING = "Running"
     GOOD = "Good"
     BAD = "Bad"
@@ -48,14 +49,14 @@ class Check:
 
     Attributes:
         state: how far it is.
-        reason: of BAD: Data, Configuration or CheckFailed.
+        reason: of BAD: Data or Configuration; until it is over, Checking or CheckFailed.
         message: why it is bad, or what it waits for.
         record: of GOOD: what the status keeps of it.
         job: its Job, when there is one.
     """
 
     state: CheckState
-    reason: str = ""
+    reason: str = Reason.CHECKING
     message: str = ""
     record: Mapping[str, Any] | None = None
     job: Mapping[str, Any] | None = None
@@ -76,9 +77,8 @@ def read_check(
     if is_true(job, "Complete") or is_true(job, "SuccessCriteriaMet"):
         return Check(CheckState.GOOD, record=_record(digest, pods, now), job=job)
     if is_true(job, "Failed"):
-        reason, message = _failure(job, pods)
-        return Check(CheckState.BAD, reason, message, job=job)
-    return Check(CheckState.RUNNING, message=_station(pods), job=job)
+        return _failure(job, pods)
+    return _station(job, pods)
 
 
 def _record(digest: str, pods: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Any]:
@@ -87,21 +87,30 @@ def _record(digest: str, pods: Sequence[Mapping[str, Any]], now: datetime) -> di
     return {"digest": digest, "time": stamp(now), **numbers}
 
 
-def _failure(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """What the data or the settings are refused for; else why no try came to an end."""
-    ends = [end for pod in pods if (end := pod_end(pod, node_is_lost=False)) is not None]
+def _failure(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Check:
+    """What the data or the settings are refused for; else no try came to an end, and another Job tries on."""
+    ends = _ends(pods)
     for cause in (Cause.CONFIGURATION, Cause.DATA):
         if said := next((end.message for end in ends if end.cause is cause), ""):
-            return cause.value, said
+            return Check(CheckState.BAD, cause.value, said, job=job)
     conditions = (job.get("status") or {}).get("conditions") or ()
     why = next((str(item.get("message") or "") for item in conditions if item.get("type") == "Failed"), "")
-    last = max(ends, key=lambda end: (end.time is not None, end.time), default=None)
-    return Reason.CHECK_FAILED.value, f"settings and data could not be checked: {last.message if last else why}"
+    message = f"settings and data could not be checked, and are tried anew: {ends[-1].message if ends else why}"
+    return Check(CheckState.STALE, Reason.CHECK_FAILED, message)
 
 
-def _station(pods: Sequence[Mapping[str, Any]]) -> str:
+def _station(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Check:
     """What the try under way does or waits for, and how earlier ones ended."""
-    failed = [end.message for pod in pods if (end := pod_end(pod, node_is_lost=False)) is not None]
-    living = [pod for pod in pods if not is_ended(pod)]
-    again = f"; tried again after: {failed[-1]}" if failed else ""
-    return f"settings and data are being checked{why_waiting(living)}{again}"
+    ends, living = _ends(pods), [pod for pod in pods if not is_ended(pod)]
+    message = f"settings and data are being checked{why_waiting(living)}"
+    if not ends:
+        return Check(CheckState.RUNNING, message=message, job=job)
+    limit = int((job.get("spec") or {}).get("backoffLimit") or 0) + 1
+    again = f"{message}; {len(ends)} of {limit} tries failed, the last: {ends[-1].message}"
+    return Check(CheckState.RUNNING, Reason.CHECK_FAILED, again, job=job)
+
+
+def _ends(pods: Sequence[Mapping[str, Any]]) -> list[PodEnd]:
+    """How tries have failed, the last one last."""
+    ends = [end for pod in pods if (end := pod_end(pod, node_is_lost=False)) is not None]
+    return sorted(ends, key=lambda end: (end.time.timestamp() if end.time else 0.0, end.message))

@@ -121,7 +121,7 @@ def _verdict(job: Mapping[str, Any], told: Told) -> tuple[Condition, ...]:
     if told.refused is not None and course.stage in {Stage.CHECKING, Stage.RUNNING}:
         return c.on_its_way(told.refused.reason.value, told.refused.message)
     if course.stage is Stage.CHECKING and not (told.plan and told.plan.stalled):
-        return c.on_its_way("Checking", course.message)
+        return c.on_its_way(told.check.reason if told.check else "Checking", course.message)
     if course.stage in {Stage.DUE, Stage.CHECKING}:
         return _due(told)
     return _running(told)

@@ -87,7 +87,7 @@ def test_else_it_may_run_anywhere() -> None:
 def test_its_own_controller_tries_again_what_failed_by_chance_and_nothing_else() -> None:
     spec = checked()[1]["spec"]
 
-    assert spec["backoffLimit"] == 3
+    assert spec["backoffLimit"] == 12
     exits, evicted = spec["podFailurePolicy"]["rules"]
     assert (exits["action"], exits["onExitCodes"]["values"]) == ("FailJob", [2, 3])
     assert (evicted["action"], evicted["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")

@@ -40,7 +40,7 @@ def test_what_the_status_says_of_this_very_data_is_enough() -> None:
         (check_job("FailureTarget"), CheckState.RUNNING),
         (check_job("Complete"), CheckState.GOOD),
         (check_job("SuccessCriteriaMet"), CheckState.GOOD),
-        (check_job("Failed"), CheckState.BAD),
+        (check_job("Failed"), CheckState.STALE),
         (check_job("Complete", digest="d0"), CheckState.STALE),
         (check_job("Complete", deleted=True), CheckState.STALE),
     ],
@@ -58,18 +58,36 @@ def test_good_data_is_kept_with_its_numbers_and_without_them_where_nobody_says_t
 
 
 @pytest.mark.parametrize(
-    ("pods", "reason", "words"),
+    ("pods", "state", "reason", "words"),
     [
-        ((failed(code=3, word={"message": "line 7 is no JSON"}),), "Data", "line 7 is no JSON"),
-        ((failed(code=137), failed(code=2, word={"message": "lora.rank"})), "Configuration", "lora.rank"),
-        ((failed(code=137, reason="OOMKilled"),), "CheckFailed", "memory"),
-        ((), "CheckFailed", "told"),
+        ((failed(code=3, word={"message": "line 7 is no JSON"}),), "Bad", "Data", "line 7 is no JSON"),
+        ((failed(code=137), failed(code=2, word={"message": "lora.rank"})), "Bad", "Configuration", "lora.rank"),
+        ((failed(code=137, reason="OOMKilled"),), "Stale", "CheckFailed", "memory"),
+        ((failed(code=5, word={"message": "/data/qa.jsonl can't be read"}),), "Stale", "CheckFailed", "can't be read"),
+        ((), "Stale", "CheckFailed", "told"),
     ],
 )
-def test_bad_data_is_told_apart_from_a_check_that_could_not_be_made(pods: tuple[Json, ...], reason: str, words: str) -> None:
+def test_bad_data_is_told_apart_from_a_check_that_could_not_be_made(pods: tuple[Json, ...], state: str, reason: str, words: str) -> None:
     found = read(check_job("Failed"), *pods)
 
-    assert (found.reason, words in found.message) == (reason, True)
+    assert (found.state, found.reason, words in found.message) == (state, reason, True)
+
+
+def test_a_check_that_could_not_be_made_ends_nothing_however_often_it_was_tried() -> None:
+    found = read(check_job("Failed"), failed(code=137))
+
+    way = course({}, spec(maxAttempts=1), Seen(check=found), at())
+    assert (way.stage, way.job, way.record.outcome) == (Stage.CHECKING, None, "")
+
+
+def test_tries_that_failed_are_counted_and_the_last_one_told() -> None:
+    job = check_job()
+    job["spec"]["backoffLimit"] = 12
+    found = read(job, failed(code=5, word="later", finished=at(seconds=9)), failed(code=137, finished=at(seconds=3)), a_rank())
+
+    assert (found.state, found.reason) == (CheckState.RUNNING, "CheckFailed")
+    assert "2 of 13 tries failed, the last:" in found.message
+    assert found.message.endswith("later")
 
 
 def test_before_the_first_attempt_it_decides_and_after_it_no_more() -> None:
