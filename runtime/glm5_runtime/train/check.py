@@ -78,7 +78,7 @@ def _read(config: TrainConfig) -> Report:
 
 def _numbers(report: Report) -> dict[str, Any]:
     told = report.as_json()
-    names = ("rows_read", "rows_kept", "rows_skipped", "examples", "tokens", "trained_tokens")
+    names = ("rows_read", "rows_kept", "rows_skipped", "examples", "tokens", "trained_tokens", "padding")
     return {name.removeprefix("rows_"): told[name] for name in names}
 
 

@@ -153,7 +153,7 @@ def _run(config: TrainConfig, reached: _Reached, progress_port: int | None, plac
     digest = _same_everywhere(data, ranks)
     fence = Fence(config.checkpoint.directory, attempt_of(os.environ))
     checkpoints = reached.checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, ranks, fence)
-    trainee = build_policy(config, device) if config.is_rl else build(config, device)
+    trainee = build_policy(config, device) if config.is_rl else build(config, device, ranks)
     rows, held = split(data.rows, config.evaluation.share, config.training.seed)
     lengths = data.lengths
     held_back = Selected(
@@ -189,7 +189,7 @@ def _read(config: TrainConfig) -> Dataset:
     renderer = Renderer.from_dir(config.model, settings.chat_template, settings.model_version)
     how = reading.ReadingConfig(settings.max_length, settings.format, settings.long_rows, settings.lenient)
     data, report = reading.load(settings.files, renderer, how)
-    log.info("data: %d rows of %d, %d tokens", len(data), report.read, sum(data.lengths))
+    log.info("data: %d rows of %d, %d tokens, %.1f %% padding", len(data), report.read, report.tokens, 100 * report.padding)
     return data
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from glm5_runtime.train.data.batches import filled
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -70,6 +72,11 @@ class Report:
     def duplicates(self) -> int:
         """Examples whose tokens were there before. They are kept: a row may be repeated on purpose."""
         return len(self._digests) - len(np.unique(np.frombuffer(self._digests, np.uint64)))
+
+    @property
+    def padding(self) -> float:
+        """Share of the computed tokens that are padding: training lays rows side by side, each filled up (`batches.filled`)."""
+        return 1 - self.tokens / sum(map(filled, self.lengths)) if self.lengths else 0.0
 
     @property
     def faults(self) -> list[str]:
@@ -134,6 +141,7 @@ class Report:
             "examples": self.examples,
             "tokens": self.tokens,
             "trained_tokens": self.trained_tokens,
+            "padding": round(self.padding, 4),
             "lengths": [{"up_to": step, "examples": count, "tokens": tokens} for step, count, tokens in self.histogram()],
         }
 
@@ -160,7 +168,7 @@ class Report:
         share = self.trained_tokens / self.tokens
         return [
             f"formats: {formats}",
-            f"examples {self.examples}, tokens {self.tokens}, of which {self.trained_tokens} ({share:.0%}) are learned",
+            f"examples {self.examples}, tokens {self.tokens}, of which {self.trained_tokens} ({share:.0%}) are learned; padding {self.padding:.1%}",
             *(note for note, there in notes.items() if there),
             f"  {'tokens':>9} {'examples':>9} {'share of tokens':>16}",
             *(f"  {f'≤ {step}':>9} {count:>9} {tokens / self.tokens:>16.1%}" for step, count, tokens in self.histogram()),

@@ -234,6 +234,9 @@ def test_lengths_and_tokens_add_up(renderer: Renderer, write: Callable[..., Path
 
     assert report.tokens == sum(data.lengths) == sum(tokens for _, _, tokens in report.histogram())
     assert report.trained_tokens == sum(sum(example.trained) for example in data)
+    computed = sum(-(-len(example.tokens) // 16) * 16 for example in data)
+    assert report.as_json()["padding"] == pytest.approx(1 - report.tokens / computed, abs=1e-4)
+    assert 0 < report.padding < 0.5
     assert report.examples == len(data) == sum(count for _, count, _ in report.histogram())
     assert all(length <= step for step, _, _ in report.histogram() for length in data.lengths if length <= step)
 
