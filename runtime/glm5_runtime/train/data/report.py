@@ -168,7 +168,8 @@ class Report:
         share = self.trained_tokens / self.tokens
         return [
             f"formats: {formats}",
-            f"examples {self.examples}, tokens {self.tokens}, of which {self.trained_tokens} ({share:.0%}) are learned; padding {self.padding:.1%}",
+            f"examples {self.examples}, tokens {self.tokens}, of which {self.trained_tokens} ({share:.0%}) are learned;"
+            f" padding {self.padding:.1%}",
             *(note for note, there in notes.items() if there),
             f"  {'tokens':>9} {'examples':>9} {'share of tokens':>16}",
             *(f"  {f'≤ {step}':>9} {count:>9} {tokens / self.tokens:>16.1%}" for step, count, tokens in self.histogram()),
