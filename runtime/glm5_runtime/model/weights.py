@@ -1,8 +1,9 @@
 """From checkpoint tensors to decoder parameters.
 
-`load_decoder` is called once at start. All names, shapes and types are checked against the model before the first byte of data is
-read or allocated. Fused parameters (gate and up, all experts of a layer) are filled piece by piece, so peak memory is the model's
-own; an unfused tensor of the right type on the CPU stays mapped from its file. What the checkpoint holds in integers stays so (`quant`).
+`load_decoder` is called once at start; training over ranks goes part by part (`Loading`). All names, shapes and types are checked against
+the model before the first byte of data is read or allocated. Fused parameters (gate and up, all experts of a layer) are filled piece by
+piece, so peak memory is the model's own; an unfused tensor of the right type on the CPU stays mapped from its file. What the checkpoint
+holds in integers stays so (`quant`).
 """
 
 from __future__ import annotations
@@ -94,23 +95,47 @@ def load_decoder(
 
     `check_numbers` looks at every number (`_check_numbers`); `settled`: the model only runs, its parameters and modules stay as they are.
     """
-    started = time.monotonic()
-    checkpoint = Checkpoint(model_dir)
-    with torch.device("meta"):
-        decoder = Decoder(config, ops, ranks)
-        whole = decoder if ranks.size == 1 else Decoder(config, ops)
-        if kinds := quant.read_kinds(model_dir, checkpoint.names):
-            stored = _stored_kinds(config, whole, kinds)
-            for model in {decoder, whole}:
-                quant.swap(model, stored, ops)
-    targets = dict(_as_stored(name, target, whole, kinds) for name, target in checkpoint_targets(config, whole))
-    _check(checkpoint, targets, config, kinds)
-    _fill(decoder, checkpoint, dict(_own_parts(targets, whole, decoder, ranks)), device, dtype, check_numbers=check_numbers)
-    log.info("loaded %d tensors from %s in %.1f s", len(targets), model_dir, time.monotonic() - started)
-    decoder.eval().requires_grad_(requires_grad=False)
+    loading = Loading(config, model_dir, ops, ranks)
+    loading.fill(device, dtype, check_numbers=check_numbers)
     if settled:
-        settle(decoder)
-    return decoder
+        settle(loading.decoder)
+    return loading.decoder
+
+
+class Loading:
+    """A decoder without gradients on the meta device, and the checkpoint that it is filled from: all at once, or part by part."""
+
+    def __init__(self, config: ModelConfig, model_dir: Path, ops: OperatorSet, ranks: Ranks = ALONE) -> None:
+        """Look at names, shapes and types of all tensors; raises WeightsError. `decoder` is a rank's part of the model."""
+        self._started = time.monotonic()
+        self._checkpoint = checkpoint = Checkpoint(model_dir)
+        with torch.device("meta"):
+            self.decoder = decoder = Decoder(config, ops, ranks)
+            whole = decoder if ranks.size == 1 else Decoder(config, ops)
+            if kinds := quant.read_kinds(model_dir, checkpoint.names):
+                stored = _stored_kinds(config, whole, kinds)
+                for model in {decoder, whole}:
+                    quant.swap(model, stored, ops)
+        targets = dict(_as_stored(name, target, whole, kinds) for name, target in checkpoint_targets(config, whole))
+        _check(checkpoint, targets, config, kinds)
+        self._missing = dict(_own_parts(targets, whole, decoder, ranks))
+        self._loaded = f"{len(targets)} tensors from {model_dir}"
+        decoder.eval().requires_grad_(requires_grad=False)
+
+    def fill(
+        self, device: torch.device, dtype: torch.dtype, path: str = "", *, check_numbers: bool = False, contiguous: bool = False
+    ) -> list[str]:
+        """Read what is still missing of the module at `path` (of all: "") and return its parameters' names; raises WeightsError.
+
+        `contiguous`: matrices as torch has them, not as they are fast (`_empty`).
+        """
+        prefix = path and f"{path}."
+        targets = {name: target for name, target in self._missing.items() if target.parameter.startswith(prefix)}
+        filled = _fill(self.decoder, self._checkpoint, targets, device, dtype, check_numbers=check_numbers, contiguous=contiguous)
+        self._missing = {name: target for name, target in self._missing.items() if name not in targets}
+        if not self._missing:
+            log.info("loaded %s in %.1f s", self._loaded, time.monotonic() - self._started)
+        return filled
 
 
 def checkpoint_targets(config: ModelConfig, decoder: Decoder) -> Iterator[tuple[str, Target]]:
@@ -237,9 +262,16 @@ def _own_parts(targets: dict[str, Target], whole: Decoder, decoder: Decoder, ran
 
 
 def _fill(
-    decoder: Decoder, checkpoint: Checkpoint, targets: dict[str, Target], device: torch.device, dtype: torch.dtype, *, check_numbers: bool
-) -> None:
-    """Replace meta parameters by real ones."""
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    targets: dict[str, Target],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    check_numbers: bool,
+    contiguous: bool,
+) -> list[str]:
+    """Replace meta parameters by real ones; their names."""
     filled: dict[str, torch.Tensor] = {}
     forms = dict(decoder.named_parameters())
     for name, target in targets.items():
@@ -254,13 +286,15 @@ def _fill(
             filled[target.parameter] = source.to(device, wanted)
             continue
         if target.parameter not in filled:
-            filled[target.parameter] = _empty(form.shape, device, wanted)
+            empty = torch.empty if contiguous else _empty
+            filled[target.parameter] = empty(form.shape, device=device, dtype=wanted)
         target.view(filled[target.parameter]).copy_(source)
     for name, tensor in filled.items():
         owner, _, leaf = name.rpartition(".")
         setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
-    if decoder.config.tie_word_embeddings:
+    if decoder.config.tie_word_embeddings and "embed_tokens.weight" in filled:
         decoder.lm_head.weight = decoder.embed_tokens.weight
+    return list(filled)
 
 
 def _check_numbers(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], wanted: torch.dtype) -> None:

@@ -16,17 +16,20 @@ from torch.nn.utils import parametrize
 
 from glm5_runtime.config import ConfigError, ModelConfig
 from glm5_runtime.model.quant import DESCRIPTION
-from glm5_runtime.model.weights import FP32_ISLANDS, load_decoder
+from glm5_runtime.model.weights import FP32_ISLANDS, Loading
 from glm5_runtime.ops.interface import operators
 from glm5_runtime.train.forward import TrainingModel
-from glm5_runtime.train.lora import install
+from glm5_runtime.train.lora import Installer
+from glm5_runtime.train.ranks import ALONE
+from glm5_runtime.train.sharding import shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.train.config import TrainConfig
     from glm5_runtime.train.lora import LoraModule
+    from glm5_runtime.train.ranks import Ranks
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _WITHOUT_GRADIENT = (".indexer.", "e_score_correction_bias")
@@ -41,22 +44,34 @@ class Trainee:
     places: Mapping[str, tuple[LoraModule, str]]
 
 
-def build(config: TrainConfig, device: torch.device) -> Trainee:
-    """Load and prepare the model; raises ConfigError, WeightsError. Every operator is the reference's: the NPU's have no gradients."""
+def build(config: TrainConfig, device: torch.device, ranks: Ranks = ALONE) -> Trainee:
+    """Load and prepare the model; raises ConfigError, WeightsError. Every operator is the reference's: the NPU's have no gradients.
+
+    With several ranks and FSDP it is divided meanwhile: a rank has one whole layer in main memory, and its parts of others on `device`.
+    """
     if (config.model / DESCRIPTION).exists():
         raise ConfigError(f"model {config.model}: its weights are quantised ({DESCRIPTION}); train on the bf16 checkpoint")
-    model_config = ModelConfig.from_dir(config.model)
     dtype = DTYPES[config.training.dtype]
     kept = torch.float32 if config.method == "full" else dtype
-    decoder = load_decoder(model_config, config.model, operators("cpu"), device, kept, check_numbers=dtype == torch.float16, settled=False)
-    for parameter in decoder.parameters():
-        parameter.data = parameter.data.contiguous()  # as FSDP asks for; `weights` stores matrices so that few rows are fast
-    if config.has_adapters:
-        places = install(decoder, config.lora, config.training.seed)
+    loading = Loading(ModelConfig.from_dir(config.model), config.model, operators("cpu"))
+    decoder = loading.decoder
+    installer = Installer(decoder, config.lora, config.training.seed) if config.has_adapters else None
+
+    def load(path: str, place: torch.device) -> None:
+        names = loading.fill(place, kept, path, check_numbers=dtype == torch.float16, contiguous=True)  # as FSDP asks for
+        if installer is None:
+            _train_everything(decoder, names, dtype)
+        else:
+            installer.install(path)
+
+    model = TrainingModel(decoder, recompute=config.training.activation_checkpointing)
+    if ranks.is_alone or config.training.sharding == "ddp":
+        load("", device)
+        if installer is None:
+            _own_memory(decoder)
     else:
-        places = {}
-        _train_everything(decoder, dtype)
-    return Trainee(TrainingModel(decoder, recompute=config.training.activation_checkpointing), places)
+        shard(model, ranks.size, device, lambda path: load(path, torch.device("cpu")))
+    return Trainee(model, installer.places if installer else {})
 
 
 class _Rounded(nn.Module):
@@ -71,11 +86,16 @@ class _Rounded(nn.Module):
         return weight.to(self.dtype)
 
 
-def _train_everything(decoder: Decoder, dtype: torch.dtype) -> None:
-    """Every parameter in memory of its own (loaded ones may be mapped from their file), with a gradient where it can have one."""
-    for name, parameter in list(decoder.named_parameters()):
-        parameter.data = parameter.data.clone()
-        parameter.requires_grad_(not any(part in name for part in _WITHOUT_GRADIENT))
+def _train_everything(decoder: Decoder, names: Iterable[str], dtype: torch.dtype) -> None:
+    """All these parameters, with a gradient where they can have one."""
+    for name in names:
+        decoder.get_parameter(name).requires_grad_(not any(part in name for part in _WITHOUT_GRADIENT))
         if dtype != torch.float32 and not name.endswith(FP32_ISLANDS):
             owner, _, leaf = name.rpartition(".")
             parametrize.register_parametrization(decoder.get_submodule(owner), leaf, _Rounded(dtype), unsafe=True)
+
+
+def _own_memory(decoder: Decoder) -> None:
+    """Loaded parameters may be mapped from their file. FSDP copies its parts, so they need none."""
+    for parameter in decoder.parameters():
+        parameter.data = parameter.data.clone()

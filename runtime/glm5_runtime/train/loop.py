@@ -122,7 +122,7 @@ class Trainer:
         self._batches, self._held_back, self._checkpoints = batches, held_back, checkpoints
         self._report, self._clock, self._learn = report, clock, learn
         self._device = model.decoder.embed_tokens.weight.device
-        self._sharded = Sharded(model, ranks, config.training.sharding, self._device)
+        self._sharded = Sharded(model, ranks, config.training.sharding)
         self._optimizer = adamw(model, config.training)
         is_scaled = config.training.dtype == "fp16"
         self._scaler = GradScaler(self._device.type, init_scale=INITIAL_SCALE, enabled=is_scaled)

@@ -153,23 +153,43 @@ def install(decoder: Decoder, config: LoraConfig, seed: int) -> dict[str, tuple[
     Returns where each is, by its name in the checkpoint: the module and the adapter's name in it.
     """
     decoder.requires_grad_(requires_grad=False)
-    generator = torch.Generator().manual_seed(seed)
-    device = decoder.embed_tokens.weight.device
-    chosen: dict[str, dict[str, Target]] = {}
-    for path, target in targets(decoder.config).items():
-        if _is_chosen(path, config.targets):
-            chosen.setdefault(target.module.rpartition(".")[0] if target.experts else target.module, {})[path] = target
-    places = {}
-    for module, parts in chosen.items():
-        pairs = {path.rpartition(".")[2]: (target, LowRank(target, config.rank, generator, device)) for path, target in parts.items()}
+    installer = Installer(decoder, config, seed)
+    installer.install()
+    return installer.places
+
+
+class Installer:
+    """`install`, for a frozen decoder that is filled part by part. The same seed gives the same adapters if layers come in their order."""
+
+    def __init__(self, decoder: Decoder, config: LoraConfig, seed: int) -> None:
+        """Choose modules; raises ConfigError."""
+        self._decoder, self._config = decoder, config
+        self._generator = torch.Generator().manual_seed(seed)
+        self._chosen: dict[str, dict[str, Target]] = {}
+        for path, target in targets(decoder.config).items():
+            if _is_chosen(path, config.targets):
+                module = target.module.rpartition(".")[0] if target.experts else target.module
+                self._chosen.setdefault(module, {})[path] = target
+        if not self._chosen:
+            raise ConfigError(f"lora.targets: this model has none of {', '.join(config.targets)}")
+        self.places: dict[str, tuple[LoraModule, str]] = {}
+
+    def install(self, path: str = "") -> None:
+        """Give those below the module at `path` (of all: "") that have none yet adapters, on the device of their weights."""
+        prefix = path and f"{path}."
+        for module in [name for name in self._chosen if name.startswith(prefix)]:
+            self._install(module, self._chosen.pop(module))
+
+    def _install(self, module: str, parts: Mapping[str, Target]) -> None:
         owner, _, leaf = module.rpartition(".")
-        base = decoder.get_submodule(module)
-        adapted = _kind(leaf, base)(base, pairs, config)
-        setattr(decoder.get_submodule(owner), leaf, adapted)
-        places.update({path: (adapted, path.rpartition(".")[2]) for path in parts})
-    if not places:
-        raise ConfigError(f"lora.targets: this model has none of {', '.join(config.targets)}")
-    return places
+        base = self._decoder.get_submodule(module)
+        kind, device = _kind(leaf, base), next(base.parameters()).device
+        pairs = {
+            path.rpartition(".")[2]: (target, LowRank(target, self._config.rank, self._generator, device)) for path, target in parts.items()
+        }
+        adapted = kind(base, pairs, self._config)
+        setattr(self._decoder.get_submodule(owner), leaf, adapted)
+        self.places.update({path: (adapted, path.rpartition(".")[2]) for path in parts})
 
 
 def _is_chosen(path: str, names: tuple[str, ...]) -> bool:

@@ -1,7 +1,7 @@
 """The model over several ranks, by torch's own means: DDP, where every rank holds all of it, or FSDP2, where each holds a part.
 
-Called by the loop and by export. Gradients are summed over ranks, not averaged: each rank's loss is a part of the batch's, and to multiply
-it by their number first would cost fp16 a part of its range.
+Called by build, by the loop and by export. Gradients are summed over ranks, not averaged: each rank's loss is a part of the batch's, and
+to multiply it by their number first would cost fp16 a part of its range.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Part = tuple[list["Example"], float]
 class Sharded:
     """The model as the loop calls it."""
 
-    def __init__(self, model: TrainingModel, ranks: Ranks, way: str, device: torch.device) -> None:
-        """`way`: ddp or fsdp; with one rank the model stays as it is. Afterwards parameters of FSDP are DTensors on `device`."""
+    def __init__(self, model: TrainingModel, ranks: Ranks, way: str) -> None:
+        """`way`: ddp or fsdp; the model of one rank stays as it is, and one for FSDP has been divided where it was loaded (`shard`)."""
         self._ddp: DistributedDataParallel | None = None
         self._forward: Callable[[Pack], Tensor] = model
         if ranks.is_alone:
@@ -47,7 +47,7 @@ class Sharded:
             self._ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))  # torch reads annotations of a def, as types
             self._forward = self._ddp
         else:
-            _shard(model, ranks.size, device)
+            assert isinstance(model, FSDPModule), "built for one rank"
 
     def __call__(self, pack: Pack) -> Tensor:
         """The micro-batch's loss, as `TrainingModel` gives it; all ranks call it together."""
@@ -58,10 +58,17 @@ class Sharded:
         return nullcontext() if self._ddp is None or is_last else self._ddp.no_sync()
 
 
-def _shard(model: TrainingModel, size: int, device: torch.device) -> None:
+def shard(model: TrainingModel, size: int, device: torch.device, load: Callable[[str], None]) -> None:
+    """Divide a model that is on the meta device among ranks: each layer as soon as it has its numbers, so that no rank ever holds two.
+
+    `load` is given a path in the decoder and puts what is there into main memory; "" is what is left after all layers. Afterwards
+    parameters are DTensors, a part of each on `device`.
+    """
     mesh = init_device_mesh(device.type, (size,))
-    for layer in model.decoder.layers:
+    for number, layer in enumerate(model.decoder.layers):
+        load(f"layers.{number}")
         fully_shard(layer, mesh=mesh)
+    load("")
     fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -102,7 +102,7 @@ def prepare(
     change: Callable[[Trainee], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> Run:
-    trainee = build(config, torch.device("cpu"))
+    trainee = build(config, torch.device("cpu"), ranks)
     if change is not None:
         change(trainee)
     told = Told(then)
