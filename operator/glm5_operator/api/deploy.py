@@ -167,6 +167,8 @@ class DeploymentReport(StatusModel):
     """The service."""
     adapter: str
     """The adapter's name there."""
+    digest: str | None = None
+    """Hash of the spec.deploy that this is of; another one begins anew."""
     share: float
     """Part of the requests for the model's own name that it is to answer, where no newer deployment takes it."""
     reason: str | None = None

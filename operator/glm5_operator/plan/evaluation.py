@@ -11,6 +11,7 @@ from glm5_operator.api import names
 from glm5_operator.plan import findings, finetune_findings
 from glm5_operator.plan.engine import HOME_DIR
 from glm5_operator.plan.facts import Finding
+from glm5_operator.plan.guard import token_losses
 from glm5_operator.plan.merge import apply_template
 from glm5_operator.plan.native import model_version
 from glm5_operator.plan.places import places_of_evaluation
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from glm5_operator.api.pool import NPUPool
     from glm5_operator.api.service import GLM5Service
     from glm5_operator.plan.facts import Manifest, Site
+    from glm5_operator.plan.guard import Loss
 
 CONTAINER: Final = "evaluator"
 LONGEST_SECONDS: Final = 3600
@@ -85,7 +87,7 @@ def evaluation(job: GLM5FinetuneJob, service: GLM5Service, pool: NPUPool | None,
     )
     planned: Manifest = {"metadata": {"labels": labels}, "spec": pod}
     for template, origin in templates:
-        merged = apply_template(planned, _of_site(template or {}), origin, planned=planned, resource="", guard=lambda *_: None)
+        merged = apply_template(planned, _of_site(template or {}), origin, planned=planned, resource="", guard=_first_loss)
         if isinstance(merged, Finding):
             return merged
         planned = merged
@@ -103,6 +105,11 @@ def evaluation(job: GLM5FinetuneJob, service: GLM5Service, pool: NPUPool | None,
             "template": planned,
         },
     }
+
+
+def _first_loss(_planned: Manifest, after: Manifest, _resource: str) -> Loss | None:
+    """A podTemplate may have changed since the training began, whose guard saw to this: the pod has no credentials for the API server."""
+    return next(token_losses(after), None)
 
 
 def evaluation_labels(job: str) -> dict[str, str]:

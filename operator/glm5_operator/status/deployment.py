@@ -6,6 +6,7 @@ starts anew goes on where the last one was. Nothing here can start a training ru
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -121,10 +122,12 @@ class Step:
 def advance(deploy: DeploySpec, sha256: str, previous: Mapping[str, Any], seen: Seen, now: datetime) -> Step:
     """One step. `previous` is `status.deployment`, of this deployment or of one that the spec doesn't mean any more; or empty."""
     same = (previous.get("service"), previous.get("adapter")) == (deploy.service, deploy.adapter)
+    same = same and previous.get("digest", deploy_digest(deploy)) == deploy_digest(deploy)  # an operator before this one wrote none
     report = dict(previous) if same and moment(previous.get("since")) else _phase({}, deploy, Stage.WAITING, now)
     phase = report.get("phase")
     if phase == Stage.ROLLED_BACK:
         return Step(report)
+    report.pop("reason", None)  # of a write that failed in the last pass; why it waits is found anew
     if seen.hindrance is not None:
         return _waits(report, deploy, seen.hindrance.reason, seen.hindrance.message, now)
     if phase == Stage.WAITING:
@@ -138,6 +141,11 @@ def advance(deploy: DeploySpec, sha256: str, previous: Mapping[str, Any], seen: 
     if phase == Stage.CANARY:
         return _canary(report, deploy, seen, now)
     return Step(report)
+
+
+def deploy_digest(deploy: DeploySpec) -> str:
+    """Of `spec.deploy`, in 16 hex digits: what was removed and set anew with other values between two passes is another deployment."""
+    return hashlib.sha256(deploy.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:16]
 
 
 def deployed_condition(deploy: DeploySpec, outcome: str, report: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> Condition:
@@ -251,7 +259,8 @@ def _back(report: Json, deploy: DeploySpec, reason: str, message: str, now: date
 def _phase(report: Json, deploy: DeploySpec, phase: Stage, now: datetime) -> Json:
     """A new phase begins: with no share and no words, and with what earlier ones found."""
     kept: Json = {name: report[name] for name in ("began", "evaluation", "canary") if name in report}
-    return {"phase": phase.value, "since": stamp(now), "service": deploy.service, "adapter": deploy.adapter, "share": 0.0, **kept}
+    names: Json = {"service": deploy.service, "adapter": deploy.adapter, "digest": deploy_digest(deploy)}
+    return {"phase": phase.value, "since": stamp(now), **names, "share": 0.0, **kept}
 
 
 def _since(report: Mapping[str, Any]) -> datetime:

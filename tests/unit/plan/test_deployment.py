@@ -197,3 +197,13 @@ def test_images_and_packages_come_as_the_pool_and_the_job_say_for_trainers_and_c
     assert site_spec["volumes"][0] in spec["volumes"]
     assert spec["imagePullSecrets"] == [{"name": "mine"}]
     assert container["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+
+
+def test_a_pod_template_brings_no_credentials_into_the_evaluation() -> None:
+    token = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+    wanted = tuned(deploy={**DEPLOY, "evaluate": {"source": "pvc://data/held.jsonl"}}, podTemplate={"spec": {"volumes": [token]}})
+
+    found = evaluation(wanted, taking(), pool(name="training", role="Training"), Site())
+
+    assert isinstance(found, Finding)
+    assert (found.reason, "spec.volumes[token]" in found.message) == ("PodTemplateRefused", True)

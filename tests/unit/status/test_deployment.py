@@ -383,6 +383,25 @@ def test_the_whole_way_one_step_at_a_time() -> None:
     assert "loss 1, without it 2" in report["message"]
 
 
+@pytest.mark.parametrize("phase", ["RolledBack", "Deployed"])
+def test_a_deployment_that_was_removed_and_set_anew_with_other_values_begins_anew(phase: str) -> None:
+    before = step(PLAIN, {}, Seen(ready=False), after(0)).report | {"phase": phase, "reason": "WorseLoss", "share": 1.0}
+
+    assert step(WHOLE, before, Seen(ready=False), after(9)).report["phase"] == "Waiting"
+    assert step(PLAIN, before, Seen(ready=False), after(9)).report["phase"] == phase
+
+
+def test_a_report_of_an_operator_that_kept_no_digest_goes_on() -> None:
+    assert step(PLAIN, in_phase("Deployed"), serving(), after(9)).report["phase"] == "Deployed"
+
+
+def test_why_a_write_failed_is_not_told_of_a_later_pass() -> None:
+    before = in_phase("Evaluating", EVALUATED, reason="QuotaExceeded", message="asked 1, limit 0")
+
+    found = step(EVALUATED, before, serving(evaluated=Evaluated("Running")), after(9)).report
+    assert ("reason" in found, found["message"]) == (False, "the evaluation runs")
+
+
 # --- the condition ----------------------------------------------------------------------------------------------------------
 
 
