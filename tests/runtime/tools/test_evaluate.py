@@ -286,7 +286,7 @@ async def test_answers_that_come_while_others_are_waited_for_all_count(tmp_path:
             return 0.5
 
         async def answer(self, name: str, question: Any) -> dict[str, Any]:  # noqa: ANN401 - the rows' own type
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a turn of the loop, which every real request takes
             return {"finish_reason": "stop", "message": {"content": question.content}}
 
     async with httpx2.AsyncClient() as client:
