@@ -195,6 +195,7 @@ def test_the_exit_codes_have_the_causes_that_the_runtime_means() -> None:
         "NotFinite": Cause.NUMERICAL,
         "CheckpointError": Cause.STORAGE,
         "ExportError": Cause.STORAGE,
+        "FileMissingError": Cause.STORAGE,
         "RankLost": Cause.RANK_LOST,
         "Superseded": Cause.SUPERSEDED,
         "RewardError": Cause.REWARD,

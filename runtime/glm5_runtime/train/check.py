@@ -7,12 +7,11 @@ weights, writes nothing but the result.
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from glm5_runtime.config import ConfigError, ModelConfig
 from glm5_runtime.model.quant import DESCRIPTION
-from glm5_runtime.train.command import EXIT_CODES, MOST_MESSAGE, write_ending
+from glm5_runtime.train.command import EXIT_CODES, MOST_MESSAGE, must_be_readable, write_ending
 from glm5_runtime.train.config import read_config
 from glm5_runtime.train.data import reading
 from glm5_runtime.train.data.labels import Renderer
@@ -53,10 +52,9 @@ def check(config_path: Path, result: Path | None = None) -> int:
 
 
 def _read(config: TrainConfig) -> Report:
-    """The report of all rows; raises ConfigError, TemplateError."""
+    """The report of all rows; raises ConfigError, TemplateError, FileMissingError."""
     settings = config.data
-    if missing := [str(path) for path in settings.files if not os.access(path, os.R_OK)]:
-        raise ConfigError(f"data.files: {', '.join(missing)} can't be read")
+    must_be_readable(settings.files)
     if (config.model / DESCRIPTION).exists():
         raise ConfigError(f"model {config.model}: its weights are quantised ({DESCRIPTION}); train on the bf16 checkpoint")
     model = ModelConfig.from_dir(config.model)

@@ -42,7 +42,7 @@ from glm5_runtime.train.rl.run import learning
 from glm5_runtime.train.source import Selected, Source, by_length, split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -58,6 +58,11 @@ log = logging.getLogger(__name__)
 ATTEMPT = "GLM5_ATTEMPT"
 """Environment variable: number of the attempt, in a cluster."""
 
+
+class FileMissingError(Exception):
+    """A file of data.files can't be read: misspelt, or a volume that doesn't show it yet. That can pass, as what a file says can't."""
+
+
 EXIT_CODES: dict[type[Exception], int] = {
     ConfigError: 2,
     TemplateError: 2,
@@ -66,6 +71,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     NotFinite: 4,
     CheckpointError: 5,
     ExportError: 5,
+    FileMissingError: 5,
     RankLost: 6,
     Superseded: 7,
     RewardError: 8,
@@ -181,11 +187,16 @@ def _meet(config: TrainConfig, reached: _Reached, placement: Placement | None) -
     return reached.meeting.ranks(device, config.training.exchange_timeout), device
 
 
+def must_be_readable(files: Iterable[Path]) -> None:
+    """Raises FileMissingError with all that can't be read."""
+    if missing := [str(path) for path in files if not os.access(path, os.R_OK)]:
+        raise FileMissingError(f"data.files: {', '.join(missing)} can't be read")
+
+
 def _read(config: TrainConfig) -> Dataset:
-    """The rows of all files; raises DataError."""
+    """The rows of all files; raises DataError, FileMissingError."""
     settings = config.data
-    if missing := [str(path) for path in settings.files if not os.access(path, os.R_OK)]:
-        raise ConfigError(f"data.files: {', '.join(missing)} can't be read")
+    must_be_readable(settings.files)
     renderer = Renderer.from_dir(config.model, settings.chat_template, settings.model_version)
     how = reading.ReadingConfig(settings.max_length, settings.format, settings.long_rows, settings.lenient)
     data, report = reading.load(settings.files, renderer, how)

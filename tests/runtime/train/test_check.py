@@ -59,7 +59,6 @@ PAIRS = '{"prompt": "Who?", "chosen": "I.", "rejected": "You."}\n'
     ("changes", "rows"),
     [
         ({"data": {"max_length": 16}}, None),
-        ({"data": {"files": ["/nowhere/rows.jsonl"]}}, None),
         ({"model": "/nowhere"}, None),
         ({"lora": {"rank": 3}}, None),
         ({}, ""),
@@ -83,6 +82,16 @@ def test_it_refuses_what_training_refuses_with_the_same_code(tmp_path: Path, cha
     assert code == command.train(config, config.with_suffix(".train.json"))
     assert code in {2, 3}
     assert found["outcome"] == json.loads(config.with_suffix(".train.json").read_text())["outcome"]
+
+
+def test_a_file_that_is_not_there_is_told_apart_from_bad_data_and_settings(tmp_path: Path) -> None:
+    config = write_run(tmp_path, data={"files": ["/nowhere/rows.jsonl"]})
+
+    code, found = checked(config)
+
+    assert code == command.train(config, config.with_suffix(".train.json")) == 5
+    assert (found["outcome"], "/nowhere/rows.jsonl can't be read" in found["message"]) == ("FileMissingError", True)
+    assert json.loads(config.with_suffix(".train.json").read_text())["outcome"] == "FileMissingError"
 
 
 def test_what_lenience_leaves_out_is_told_and_no_fault(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_file_of_questions_becomes_an_adapter_also_through_sigterm_and_kill_9(
     [
         ({"training": {"learning_rate": 1e30, "steps": 40}}, 4, "NotFinite", "steps in a row were not finite"),
         ({"data": {"max_length": 16}}, 3, "DataError", ""),
-        ({"data": {"files": ["/nowhere/rows.jsonl"]}}, 2, "ConfigError", "data.files: /nowhere/rows.jsonl can't be read"),
+        ({"data": {"files": ["/nowhere/rows.jsonl"]}}, 5, "FileMissingError", "data.files: /nowhere/rows.jsonl can't be read"),
         ({"model": "/nowhere"}, 2, "ConfigError", "/nowhere"),
         ({"checkpoint": {"directory": "/proc/checkpoints"}}, 5, "CheckpointError", "checkpoint.directory /proc/checkpoints"),
     ],
