@@ -161,7 +161,9 @@ def course(status: Mapping[str, Any], spec: GLM5FinetuneJobSpec, seen: Seen, now
 def _under_way(record: Record, spec: GLM5FinetuneJobSpec, seen: Seen, newest: Mapping[str, Any], now: datetime) -> Course:
     """An attempt that has a Job and no end yet."""
     ends = _ends(record, newest, seen, now)
-    end, until = _end(newest, ends, now)
+    # A Job fails when all its pods have ended; who seems to live is news that has yet to come, and may have the cause with it.
+    awaited = any(not is_ended(pod) and _node(pod) not in seen.lost_nodes for pod in seen.pods if _attempt(pod) == _attempt(newest))
+    end, until = _end(newest, ends, now, awaited=awaited)
     if end is not None:
         kept = newest if _job_is(newest, "Failed") else None
         return _after_end(_with_end(record, end, seen, now), spec, seen, kept, now)
@@ -232,7 +234,7 @@ def _ends(record: Record, job: Mapping[str, Any], seen: Seen, now: datetime) -> 
     return ends
 
 
-def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime) -> tuple[PodEnd | None, datetime | None]:
+def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime, *, awaited: bool) -> tuple[PodEnd | None, datetime | None]:
     """How the attempt ended; else, if it is ending, until when the other ranks may say more."""
     if ends and (job.get("spec") or {}).get("suspend"):
         return PodEnd(Cause.PREEMPTED, "its Job was suspended: Kueue gave its cards to somebody else", "", None, None), None
@@ -242,7 +244,7 @@ def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime) -> tuple
         return None, None
     began = [end.time for end in ends if end.time is not None]
     since = min([*began, *([_time(failing)] if failing and _time(failing) else [])], default=None)  # type: ignore[type-var]
-    is_over = _condition(job, "Failed") is not None or deleted or any(end.cause is Cause.NODE_LOST for end in ends)
+    is_over = (_condition(job, "Failed") is not None and not awaited) or deleted or any(end.cause is Cause.NODE_LOST for end in ends)
     if not is_over:
         until = (since or now) + SPEAKS_LATER
         if since is None or now < until:

@@ -335,3 +335,15 @@ def test_pods_that_kueue_takes_back_are_a_preemption_whatever_they_say() -> None
     found = decide(RUNNING, suspended(a_job()), pods=(failed(code=1, word="boom"), a_rank(1, deleted=True)))
 
     assert (found.record.history[-1]["cause"], found.record.failures) == ("Preempted", 0)
+
+
+def test_a_job_that_has_failed_waits_for_the_news_of_pods_that_seem_to_live() -> None:
+    lost = failed(code=6, word={"message": "rank 1 is gone"}, finished=at(seconds=50))
+    job = a_job(1, "FailureTarget", "Failed", since=at(seconds=52))
+
+    other = a_rank(1)
+    other["metadata"] |= {"deletionTimestamp": stamp(at(seconds=60)), "deletionGracePeriodSeconds": 7}
+
+    assert decide(RUNNING, job, pods=(lost, other), minutes=1).stage is Stage.ENDING
+    assert decide(RUNNING, job, pods=(lost, other), minutes=2).record.history != (), "not for ever"
+    assert decide(RUNNING, job, pods=(lost,), minutes=1).record.history[-1]["cause"] == "RankLost"
