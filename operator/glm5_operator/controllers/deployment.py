@@ -21,6 +21,7 @@ from glm5_operator.plan.facts import AdapterFacts, Finding
 from glm5_operator.status import conditions as c
 from glm5_operator.status.deployment import Evaluated, Seen, Stage, Step, advance, deployed_condition
 from glm5_operator.status.pods import is_replica, is_true
+from glm5_operator.status.waiting import suspended_by_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -144,7 +145,7 @@ class Deployments:
                 (item.get("message") for item in (job.get("status") or {}).get("conditions") or () if item.get("type") == "Failed"), ""
             )
             return Evaluated("Failed", message=said[-1] if said else f"its Job failed: {why}")
-        return Evaluated("Running")
+        return Evaluated("Running", message=suspended_by_others(job))
 
     def _evaluators(self, resource: Resource, job: Resource) -> list[Resource]:
         """Pods of the evaluation, the newest last."""

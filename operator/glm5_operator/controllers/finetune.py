@@ -20,6 +20,7 @@ from glm5_operator.controllers.deployment import Deployed, is_evaluation
 from glm5_operator.controllers.training_metrics import count_ended
 from glm5_operator.kube import ApiFailure, Applied, Key, Outcome, kinds
 from glm5_operator.kube.gangs import Installed
+from glm5_operator.plan import gang
 from glm5_operator.plan.attempt import AttemptPlan, claim_of, outcome_record, plan_attempt, rendezvous_service
 from glm5_operator.plan.check import check_digest, check_objects
 from glm5_operator.plan.facts import Claim, Finding, FinetuneFacts
@@ -99,7 +100,8 @@ class FinetuneController:
         way, plan, applied = await self._act(resource, job, way, seen.check, now)
         faults = [_fault(item) for item in applied.errors]
         refused, way = await self._refused(way, seen, now)
-        told = Told(way, plan, advice(job.spec), seen.pods, self.facts.held_by(seen.pods), faults, seen.heard, seen.check, refused)
+        advised = (*advice(job.spec), *await self._gang_advice(job))
+        told = Told(way, plan, advised, seen.pods, self.facts.held_by(seen.pods), faults, seen.heard, seen.check, refused)
         deployed = await self._deploy(resource, job, finetune_status(resource, told, now), now)
         status = deployed.status
         failure = await self.applier.write_status(resource, status, tell=deployed.news)
@@ -109,6 +111,12 @@ class FinetuneController:
         if deployed.again is not None:
             way = replace(way, until=min(now + deployed.again, way.until or now + deployed.again))
         return self._outcome(way, plan, replace(applied, errors=(*applied.errors, *deployed.failures)), failure, now)
+
+    async def _gang_advice(self, job: GLM5FinetuneJob) -> tuple[Finding, ...]:
+        if not gang.advice(job, kueue=False, volcano=False):
+            return ()  # nobody was chosen: the server needn't be asked who is there
+        gangs = await self.installed()
+        return gang.advice(job, kueue=gangs.kueue, volcano=gangs.volcano)
 
     async def _deploy(self, resource: Resource, job: GLM5FinetuneJob, status: dict[str, Any], now: datetime) -> Deployed:
         return await self.deployments.advance(resource, job, status, now) if self.deployments else Deployed(status)

@@ -9,13 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
+from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.pod import quantity
+from glm5_operator.plan.reading import object_at
 
 if TYPE_CHECKING:
     from glm5_operator.api.finetune import GLM5FinetuneJob
     from glm5_operator.plan.facts import FinetuneFacts, Manifest
 
 VOLCANO: Final = "volcano"
+
+
+def advice(job: GLM5FinetuneJob, *, kueue: bool, volcano: bool) -> tuple[Finding, ...]:
+    """Somebody was chosen who isn't there."""
+    found = []
+    if job.metadata.labels.get(names.KUEUE_QUEUE_LABEL) and not kueue:
+        found.append(
+            f"label {names.KUEUE_QUEUE_LABEL} names a queue, and the cluster has no Kueue: the operator itself waits for cards; "
+            "install Kueue, or remove the label"
+        )
+    if object_at(dict(job.spec.pod_template or {}), "spec").get("schedulerName") == VOLCANO and not volcano:
+        found.append(
+            f"podTemplate's schedulerName is {VOLCANO}, and the cluster has no Volcano: nobody gives the pods a node; "
+            "install Volcano, or remove schedulerName"
+        )
+    return tuple(Finding("Unwise", message) for message in found)
 
 
 def queue_of(job: GLM5FinetuneJob, facts: FinetuneFacts) -> str:

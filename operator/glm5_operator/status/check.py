@@ -15,7 +15,7 @@ from glm5_operator.status.conditions import stamp
 from glm5_operator.status.ends import Cause, PodEnd, is_ended, last_word, pod_end
 from glm5_operator.status.pods import is_true
 from glm5_operator.status.progress import believed
-from glm5_operator.status.waiting import why_waiting
+from glm5_operator.status.waiting import suspended_by_others, why_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,6 +28,8 @@ class Reason(StrEnum):
     """Why the first attempt has to wait for the check."""
 
     CHECKING = "Checking"
+    JOB_SUSPENDED = "JobSuspended"
+    """By somebody else, and nobody else will resume it."""
     CHECK_FAILED = "CheckFailed"
     """It could not be made so far: that says nothing about the run, so it is tried again for as long as it takes."""
 
@@ -49,7 +51,7 @@ class Check:
 
     Attributes:
         state: how far it is.
-        reason: of BAD: Data or Configuration; until it is over, Checking or CheckFailed.
+        reason: of BAD: Data or Configuration; until it is over, of this module.
         message: why it is bad, or what it waits for.
         record: of GOOD: what the status keeps of it.
         job: its Job, when there is one.
@@ -101,6 +103,8 @@ def _failure(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Check
 
 def _station(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Check:
     """What the try under way does or waits for, and how earlier ones ended."""
+    if suspended := suspended_by_others(job):
+        return Check(CheckState.RUNNING, Reason.JOB_SUSPENDED, suspended, job=job)
     ends, living = _ends(pods), [pod for pod in pods if not is_ended(pod)]
     message = f"settings and data are being checked{why_waiting(living)}"
     if not ends:

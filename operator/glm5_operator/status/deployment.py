@@ -77,7 +77,7 @@ class Evaluated:
     Attributes:
         state: Absent, Running, Succeeded, Failed, or Lost when it has ended and nothing says how.
         word: what it found, as its pod said.
-        message: why it failed.
+        message: why it failed, or what keeps it from running.
     """
 
     state: str = "Absent"
@@ -201,7 +201,7 @@ def _evaluating(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> 
     if found.state == "Lost":
         return Step(report | {"message": "what the evaluation found is lost; it is begun anew"}, evaluates=False, again=SOON)
     if found.state != "Succeeded":
-        return Step(report | {"message": "the evaluation runs"}, evaluates=True, again=LOOKING)
+        return Step(report | {"message": found.message or "the evaluation runs"}, evaluates=True, again=LOOKING)
     told = _found(found.word)
     why = _worse(deploy.evaluate, told)
     if why is not None:

@@ -29,3 +29,13 @@ def why_waiting(pods: Iterable[Mapping[str, Any]]) -> str:
                 said = clipped(str(waiting.get("message") or ""), 400)
                 return f"; container {item['name']} of pod {name} waits: {waiting['reason']} {said}".rstrip()
     return ""
+
+
+def suspended_by_others(job: Mapping[str, Any]) -> str:
+    """Why a Job that is to run at once has no pods, when somebody suspended it; empty when nobody did. Ours are never created so."""
+    if not (job.get("spec") or {}).get("suspend"):
+        return ""
+    return (
+        f"Job {job['metadata']['name']} is suspended, and not by this operator: Kueue does so with manageJobsWithoutQueueName; leave the "
+        "namespace out of its managedJobsNamespaceSelector"
+    )

@@ -188,6 +188,13 @@ async def test_why_an_evaluation_failed_is_told_in_its_own_words(message: str, c
     assert edge.told == [("RolledBack", f"EvaluationFailed: {found.status['deployment']['message']}")]
 
 
+async def test_an_evaluation_that_somebody_else_suspended_says_so() -> None:
+    suspended = {**an_evaluation(), "spec": {"suspend": True}}
+    found = await advance(Edge(), a_run("Evaluating"), serving(), a_replica(), suspended)
+
+    assert (phase(found), "manageJobsWithoutQueueName" in condition(found)["message"]) == ("Evaluating", True)
+
+
 async def test_a_failed_evaluation_whose_pods_are_gone_is_told_in_its_jobs_words() -> None:
     found = await advance(Edge({"10.0.0.1": holding()}), a_run("Evaluating"), serving(), a_replica(), an_evaluation("Failed"))
 

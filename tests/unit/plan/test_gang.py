@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from glm5_operator.plan.attempt import claim_of
+from glm5_operator.plan.gang import advice
 from tests.unit.plan.builders import RESOURCE, node
 from tests.unit.plan.test_attempt import A2, child, job, plan
 
@@ -34,6 +35,15 @@ def test_a_label_alone_or_kueue_alone_changes_nothing() -> None:
         made = child(plan(wanted, **facts), "Job")
         assert "suspend" not in made["spec"]
         assert "kueue.x-k8s.io/queue-name" not in made["metadata"]["labels"]
+
+
+def test_a_choice_of_somebody_who_is_not_there_is_advised_against() -> None:
+    def said(wanted: Any, **there: bool) -> list[str]:  # noqa: ANN401 - a job
+        return [item.message for item in advice(wanted, **{"kueue": False, "volcano": False, **there})]
+
+    (kueue,), (volcano,) = said(queued(kueue="team")), said(job(VOLCANO))
+    assert ("no Kueue" in kueue, "no Volcano" in volcano) == (True, True)
+    assert said(queued(kueue="team"), kueue=True) == said(job(VOLCANO), volcano=True) == said(job()) == []
 
 
 def test_for_volcano_there_is_a_group_of_all_pods_with_all_they_need() -> None:

@@ -80,6 +80,15 @@ def test_a_check_that_could_not_be_made_ends_nothing_however_often_it_was_tried(
     assert (way.stage, way.job, way.record.outcome) == (Stage.CHECKING, None, "")
 
 
+def test_a_check_that_somebody_else_suspended_says_so() -> None:
+    job = check_job()
+    job["spec"]["suspend"] = True
+    found = read(job)
+
+    assert (found.state, found.reason, found.job) == (CheckState.RUNNING, "JobSuspended", job)
+    assert "manageJobsWithoutQueueName" in found.message
+
+
 def test_tries_that_failed_are_counted_and_the_last_one_told() -> None:
     job = check_job()
     job["spec"]["backoffLimit"] = 12
