@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from glm5_runtime.model.weights import Loading
@@ -18,8 +20,6 @@ from tests.runtime.train.together import together
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
-
-    from torch import nn
 
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.train.ranks import Ranks
@@ -51,10 +51,12 @@ def watched(ranks: Ranks, folder: Path, changes: dict[str, Any], patch: pytest.M
     seen: list[Seen] = []
     config = settings(folder, **changes)
     alone = dict(build(config, CPU).model.named_parameters())
-    fill = Loading.fill
+    fill, read = Loading.fill, list[weakref.ref[nn.Parameter]]()
 
     def watch(loading: Loading, device: torch.device, dtype: torch.dtype, path: str = "", **given: bool) -> list[str]:
+        assert not [each for each in read if each() is not None], f"before {path}: whole parameters that were divided are still held"
         filled = fill(loading, device, dtype, path, **given)
+        read.extend(weakref.ref(loading.decoder.get_parameter(name)) for name in filled)
         seen.append((path, places(loading.decoder)))
         return filled
 
