@@ -54,6 +54,8 @@ class Api:
         base = "/apis/glm5.dev/v1alpha1"
         if document["kind"] == "NPUPool":
             return f"{base}/npupools"
+        if document["kind"] == "NetworkPolicy":
+            return f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
         return f"{base}/namespaces/{self.namespace}/{document['kind'].lower()}s"
 
     @staticmethod

@@ -238,5 +238,6 @@ def test_a_sample_is_taken_by_the_api_server_and_is_about_ten_lines(api: Api, pa
     text = path.read_text()
     (document,) = documents.load(text, path.name)  # as kubectl reads it
     assert api.create(document).accepted
-    {"GLM5Service": GLM5Service, "GLM5FinetuneJob": GLM5FinetuneJob, "NPUPool": NPUPool}[document["kind"]].parse(document)
+    if document["kind"] != "NetworkPolicy":
+        {"GLM5Service": GLM5Service, "GLM5FinetuneJob": GLM5FinetuneJob, "NPUPool": NPUPool}[document["kind"]].parse(document)
     assert document["kind"] != "GLM5Service" or len([line for line in text.splitlines() if not line.startswith("#")]) <= 10
