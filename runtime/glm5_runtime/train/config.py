@@ -7,7 +7,9 @@ error with its name; what is only unwise is a warning (`TrainConfig.warnings`).
 from __future__ import annotations
 
 import math
+import os
 import re
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,6 +30,8 @@ _USUAL_NAMES = {"q": "q_b_proj", "v": "kv_b_proj"}
 
 _Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_MOST_STEPS, _MOST_EPOCHS = 100_000_000, 10_000
+"""As in a GLM5FinetuneJob. The steps of all epochs are counted before the first one."""
 
 
 def _target(name: str) -> str:
@@ -35,6 +39,15 @@ def _target(name: str) -> str:
     if name not in TARGETS:
         raise ValueError(f"{name!r} is no module that takes an adapter; choose from {', '.join(TARGETS)}, or q and v")
     return name
+
+
+def _path(path: Path) -> Path:
+    if "\0" in os.fsencode(path).decode(errors="replace"):
+        raise ValueError("a path holds no zero byte")
+    return path
+
+
+_Path = Annotated[Path, AfterValidator(_path)]
 
 
 class LoraConfig(_Section):
@@ -66,7 +79,7 @@ class LoraConfig(_Section):
 class DataConfig(_Section):
     """What is learned from."""
 
-    files: tuple[Path, ...] = Field(min_length=1)
+    files: tuple[_Path, ...] = Field(min_length=1)
     """JSON-lines files, read in this order."""
     max_length: int = Field(2048, ge=16, le=1 << 20)
     """Longest row, tokens."""
@@ -85,9 +98,9 @@ class DataConfig(_Section):
 class TrainingConfig(_Section):
     """The optimisation itself."""
 
-    epochs: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1, le=_MOST_EPOCHS)
     """Passes over the data. Default: 3, unless steps are given."""
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1, le=_MOST_STEPS)
     """Optimiser steps, instead of epochs."""
     batch_size: int = Field(8, ge=1)
     """Rows of one step, those of all cards together, so that a run is the same on any number of them."""
@@ -104,7 +117,7 @@ class TrainingConfig(_Section):
     """How the rate goes on after the warm-up: to zero along a cosine or a line, or not at all."""
     warmup: _Share = 0.03
     """Share of the steps over which the rate rises from zero."""
-    warmup_steps: int | None = Field(None, ge=0)
+    warmup_steps: int | None = Field(None, ge=0, le=_MOST_STEPS)
     """Instead of warmup: so many steps."""
     betas: tuple[_Share, _Share] = (0.9, 0.999)
     """What AdamW keeps of its two means after each step."""
@@ -160,7 +173,7 @@ class EvaluationConfig(_Section):
 class CheckpointConfig(_Section):
     """Where a run goes on after a fault."""
 
-    directory: Path
+    directory: _Path
     """Folder for the checkpoints of this run alone."""
     every_steps: int = Field(100, ge=1)
     """Steps between two: what a fault costs at most."""
@@ -171,7 +184,7 @@ class CheckpointConfig(_Section):
 class TrainConfig(_Section):
     """One training run."""
 
-    model: Path
+    model: _Path
     """Checkpoint folder of the base model."""
     method: Literal["lora", "full", "grpo", "ppo"] = "lora"
     """lora: thin matrices beside the frozen model. full: every parameter but the indexer's. grpo, ppo: the same matrices, by rewards."""
@@ -181,11 +194,11 @@ class TrainConfig(_Section):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig
-    output: Path
+    output: _Path
     """Folder of the result: an adapter in PEFT's format, or a checkpoint."""
     merge: bool = False
     """With lora: write a whole checkpoint with the adapter added to the weights, not the adapter."""
-    deepspeed: Path | None = None
+    deepspeed: _Path | None = None
     """A DeepSpeed JSON, for what the section training leaves open."""
     _notes: tuple[str, ...] = PrivateAttr(())
     """What of it is without a meaning here, or done in another way."""
@@ -249,6 +262,8 @@ class _Yaml(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
             seen.add(key.value)
@@ -269,6 +284,10 @@ def read_config(path: Path, ranks: int = 1) -> TrainConfig:
         raise ConfigError(f"{path}: not readable ({error})") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, AttributeError) as error:  # of PyYAML's constructors: a date with a month 13, an integer of 5000 digits
+        raise ConfigError(f"{path}: holds a value that can't be read ({error})") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: holds a {type(raw).__name__}, expected sections such as model, data, training")
     taken = _with_deepspeed(raw, ranks)
@@ -278,10 +297,22 @@ def read_config(path: Path, ranks: int = 1) -> TrainConfig:
     except ValidationError as error:
         faults += [_say(dict(fault), taken.origins) for fault in error.errors()]
         raise ConfigError(f"{path}: " + "; ".join(faults)) from error
-    if faults:
+    if faults := faults + _lost_by_output(path, config):
         raise ConfigError(f"{path}: " + "; ".join(faults))
     config._notes = tuple(taken.warnings)
     return config
+
+
+def _lost_by_output(path: Path, config: TrainConfig) -> list[str]:
+    """What is read or kept in the folder that the result takes the place of."""
+    output = config.output.resolve()
+    needed = [("model", config.model), ("checkpoint.directory", config.checkpoint.directory), ("the training file", path)]
+    needed += [("data.files", each) for each in config.data.files]
+    return [
+        f"output: {config.output} is or holds {name}, {each}, and the result takes the place of all of it; name a folder of its own"
+        for name, each in needed
+        if each.resolve().is_relative_to(output)
+    ]
 
 
 def _with_deepspeed(raw: dict[str, Any], ranks: int) -> Taken:
@@ -306,4 +337,9 @@ def _say(fault: dict[str, Any], origins: dict[str, str]) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "value_error":
         return f"{field}: {message}" if field else message
-    return f"{field}: {message}, is {str(fault['input'])[:80]!r}"
+    return f"{field}: {message}, is {_shown(fault['input'])[:80]!r}"
+
+
+def _shown(value: object) -> str:
+    """By its beginning: aliases of YAML make a few bytes an endless list."""
+    return reprlib.repr(value) if isinstance(value, dict | list) else str(value)

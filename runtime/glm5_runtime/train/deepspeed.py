@@ -88,7 +88,7 @@ def read_deepspeed(path: Path, stated: Mapping[str, Any], ranks: int) -> Taken:
     """`stated`: the training file's own section `training`. `ranks`: by which a batch for each card is multiplied. Faults are returned."""
     try:
         raw = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return Taken(faults=[f"not readable as JSON ({error})"])
     if not isinstance(raw, dict):
         return Taken(faults=["holds no JSON object"])
@@ -225,7 +225,7 @@ def _scheduler(section: Mapping[str, Any], taken: Taken) -> None:
     kind, params = section.get("type"), _section(section, "params", taken)
     if kind in (None, _AUTO):
         return
-    if kind not in _SCHEDULES:
+    if not isinstance(kind, str) or kind not in _SCHEDULES:
         taken.faults.append(f"scheduler.type: {kind!r} is not supported here; {', '.join(_SCHEDULES)} are")
         return
     taken.put("schedule", _SCHEDULES[kind], "scheduler.type")

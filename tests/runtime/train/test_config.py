@@ -66,6 +66,16 @@ def test_numbers_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
         ("output: /other", "the key 'output' stands here twice"),
         ("training: {seed: 1, seed: 2}", "the key 'seed' stands here twice"),
         ("training: [", "not YAML"),
+        ("? [a]\n: b", "not YAML: a key must be text"),
+        ("? {a: b}\n: b", "not YAML: a key must be text"),
+        ("training: {seed: " + "9" * 5000 + "}", "holds a value that can't be read"),
+        ("training: {seed: !!int x}", "holds a value that can't be read"),
+        ("training: {steps: !!timestamp x}", "holds a value that can't be read"),
+        ("training: {seed: 2020-13-45}", "holds a value that can't be read"),
+        ("training: " + "[" * 1000, "nested too deeply"),
+        ("training: {steps: 1" + "0" * 400 + "}", "training.steps: Input should be less than or equal to 100000000"),
+        ("training: {epochs: 100000000000}", "training.epochs: Input should be less than or equal to 10000"),
+        ('deepspeed: "/a\\0b"', "deepspeed: a path holds no zero byte"),
         ("training: 3", "training: "),
     ],
 )
@@ -75,6 +85,30 @@ def test_a_wrong_file_is_refused_with_the_field_and_what_is_wrong(tmp_path: Path
 
     assert str(caught.value).startswith(f"{tmp_path / 'train.yaml'}: ")
     assert said in str(caught.value)
+
+
+def test_a_folder_that_the_result_would_wipe_out_is_refused_also_through_links(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    text = f"model: {tmp_path}/base\ndata: {{files: [/d/a, {tmp_path}/d/b]}}\ncheckpoint: {{directory: {tmp_path}/work/c}}\noutput: "
+
+    for output, held in (
+        ("base", f"model, {tmp_path}/base,"),
+        ("work", f"checkpoint.directory, {tmp_path}/work/c,"),
+        ("work/c/../c", f"checkpoint.directory, {tmp_path}/work/c,"),
+        ("link/d", f"data.files, {tmp_path}/d/b,"),
+        ("link", f"the training file, {tmp_path}/train.yaml,"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"output: {tmp_path}/{output} is or holds {held}")):
+            read(tmp_path, text=f"{text}{tmp_path}/{output}\n")
+    for output in ("base/adapter", "work/c/adapter", "work/cd", "based"):
+        assert read(tmp_path, text=f"{text}{tmp_path}/{output}\n").output == tmp_path / output
+
+
+def test_a_list_that_aliases_make_endless_is_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)), "training: {steps: *a29}"]
+
+    with pytest.raises(ConfigError, match=r"training\.steps: Input should be a valid integer"):
+        read(tmp_path, "\n".join(lines))
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:

@@ -182,9 +182,11 @@ def test_each_part_alone(tmp_path: Path, part: Json, expected: Json) -> None:
         ),
         ({"gradient_clipping": 0}, "training.clip (deepspeed: gradient_clipping): Input should be greater than 0"),
         ("{", "not readable as JSON"),
+        ("[" * 100_000, "not readable as JSON"),
+        ({"scheduler": {"type": ["WarmupLR"]}}, "scheduler.type: ['WarmupLR'] is not supported here"),
         ([1], "holds no JSON object"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_what_is_unknown_or_would_be_learned_otherwise_is_refused_by_its_name(tmp_path: Path, part: object, message: str) -> None:
     assert message in said(tmp_path, part)
