@@ -15,6 +15,7 @@ from glm5_runtime.train.command import EXIT_CODES, MOST_MESSAGE, must_be_readabl
 from glm5_runtime.train.config import read_config
 from glm5_runtime.train.data import reading
 from glm5_runtime.train.data.labels import Renderer
+from glm5_runtime.train.lora import chosen
 from glm5_runtime.train.rl.rollout import Prompt, longest_answer
 from glm5_runtime.train.source import split
 
@@ -58,6 +59,8 @@ def _read(config: TrainConfig) -> Report:
     if (config.model / DESCRIPTION).exists():
         raise ConfigError(f"model {config.model}: its weights are quantised ({DESCRIPTION}); train on the bf16 checkpoint")
     model = ModelConfig.from_dir(config.model)
+    if config.has_adapters:
+        chosen(model, config.lora)
     renderer = Renderer.from_dir(config.model, settings.chat_template, settings.model_version)
     how = reading.ReadingConfig(settings.max_length, settings.format, settings.long_rows, settings.lenient)
     longest = 0

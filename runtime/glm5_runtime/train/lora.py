@@ -23,6 +23,7 @@ from glm5_runtime.train.config import DENSE, EXPERTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from glm5_runtime.config import ModelConfig
     from glm5_runtime.model.adapter_files import Target
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.train.config import LoraConfig
@@ -166,12 +167,9 @@ class Installer:
         self._decoder, self._config = decoder, config
         self._generator = torch.Generator().manual_seed(seed)
         self._chosen: dict[str, dict[str, Target]] = {}
-        for path, target in targets(decoder.config).items():
-            if _is_chosen(path, config.targets):
-                module = target.module.rpartition(".")[0] if target.experts else target.module
-                self._chosen.setdefault(module, {})[path] = target
-        if not self._chosen:
-            raise ConfigError(f"lora.targets: this model has none of {', '.join(config.targets)}")
+        for path, target in chosen(decoder.config, config).items():
+            module = target.module.rpartition(".")[0] if target.experts else target.module
+            self._chosen.setdefault(module, {})[path] = target
         self.places: dict[str, tuple[LoraModule, str]] = {}
 
     def install(self, path: str = "") -> None:
@@ -190,6 +188,14 @@ class Installer:
         adapted = kind(base, pairs, self._config)
         setattr(self._decoder.get_submodule(owner), leaf, adapted)
         self.places.update({path: (adapted, path.rpartition(".")[2]) for path in parts})
+
+
+def chosen(model: ModelConfig, config: LoraConfig) -> dict[str, Target]:
+    """What gets adapters, by its name in the checkpoint; raises ConfigError where there is nothing to give one to."""
+    found = {path: target for path, target in targets(model).items() if _is_chosen(path, config.targets)}
+    if not found:
+        raise ConfigError(f"lora.targets: this model has none of {', '.join(config.targets)}")
+    return found
 
 
 def _is_chosen(path: str, names: tuple[str, ...]) -> bool:

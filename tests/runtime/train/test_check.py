@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from glm5_runtime.cli import app
 from glm5_runtime.train import command
 from glm5_runtime.train.check import check
+from tests.runtime.train.conftest import TINY
 from tests.runtime.train.test_command import ending, write_run
 
 Json = dict[str, Any]
@@ -113,3 +114,20 @@ def test_the_command_line_checks_without_looking_for_a_device(tmp_path: Path, mo
 
     assert answer.exit_code == 0, answer.output
     assert ending(config)["data"]["kept"] == 6
+
+
+def test_modules_that_the_model_does_not_have_are_named_without_its_weights(tmp_path: Path) -> None:
+    model = tmp_path / "dense"
+    model.mkdir()
+    for file in TINY.iterdir():
+        if file.suffix == ".json" and not file.name.startswith("model"):
+            (model / file.name).write_bytes(file.read_bytes())
+    described = json.loads((TINY / "config.json").read_text())
+    described |= {"mlp_layer_types": ["dense"] * described["num_hidden_layers"], "first_k_dense_replace": described["num_hidden_layers"]}
+    (model / "config.json").write_text(json.dumps(described))
+
+    code, found = checked(write_run(tmp_path, model=str(model), lora={"targets": ["experts"]}))
+
+    assert (code, found["outcome"]) == (2, "ConfigError")
+    assert "lora.targets: this model has none of experts" in found["message"]
+    assert checked(write_run(tmp_path, model=str(model)))[0] == 0
