@@ -114,14 +114,14 @@ def first_step(place: Site, name: str, attempt: int) -> FirstStep:
     return FirstStep(started, datetime.fromisoformat(found[1] + "+00:00"), int(found[2]))
 
 
-def kill_rank(place: Site, name: str) -> None:
-    """Kill -9 of one rank process of the second pod; its launcher lives."""
+def kill_rank(place: Site, name: str, *, of: int = 1) -> None:
+    """Kill -9 of one rank process of the second pod, or another; its launcher lives."""
     assert place.kind is not None
-    pod = pods(place, name)[1]
+    pod = pods(place, name)[of]
     node = pod["spec"]["nodeName"]
     ranks = place.kind.engine.docker("exec", node, "pgrep", "-P", str(main_pid(place, pod))).split()
     assert len(ranks) == 2, f"the launcher has {len(ranks)} children"
-    place.kind.engine.docker("exec", node, "kill", "-9", ranks[1])
+    place.kind.engine.docker("exec", node, "kill", "-9", ranks[of])
 
 
 def main_pid(place: Site, pod: dict[str, Any]) -> int:
@@ -132,9 +132,19 @@ def main_pid(place: Site, pod: dict[str, Any]) -> int:
     return int(json.loads(told)["info"]["pid"])
 
 
-def kill_launcher(place: Site, name: str) -> None:
-    """Kill -9 of the main process of the second pod's container."""
-    signal_container(place, pods(place, name)[1], signal.SIGKILL)
+def kill_first_rank(place: Site, name: str) -> None:
+    """Kill -9 of rank 0, which commits checkpoints and serves progress."""
+    kill_rank(place, name, of=0)
+
+
+def kill_launcher(place: Site, name: str, *, of: int = 1) -> None:
+    """Kill -9 of the main process of the container of the second pod, or another."""
+    signal_container(place, pods(place, name)[of], signal.SIGKILL)
+
+
+def kill_first_launcher(place: Site, name: str) -> None:
+    """Kill -9 of the launcher that holds the store where all ranks met."""
+    kill_launcher(place, name, of=0)
 
 
 def kill_pod(place: Site, name: str) -> None:

@@ -29,7 +29,9 @@ SERVICE = "adapted"
 QUESTION = "How many layers has GLM-5?"
 FAULTS = {
     "rank": (runs.kill_rank, 2),
+    "rank 0": (runs.kill_first_rank, 2),
     "launcher": (runs.kill_launcher, 2),
+    "launcher of rank 0": (runs.kill_first_launcher, 2),
     "pod": (runs.kill_pod, 2),
     "operator": (runs.kill_operator, 1),
     "kubelet": (runs.kill_kubelet, 1),
