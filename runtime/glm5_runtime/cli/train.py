@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations when it runs
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -44,6 +45,8 @@ def train(
         placement = placement_of(os.environ)
         if placement.rank is not None:
             rank_process.begin(os.environ)
+        else:  # a container's first process doesn't notice the signal by itself
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         content = read_config(config, placement.size)
         settings = content.training
         if content.is_rl and placement.size > 1:

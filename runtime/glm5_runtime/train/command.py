@@ -27,7 +27,7 @@ from glm5_runtime.train.checkpoint import CheckpointError, Checkpoints
 from glm5_runtime.train.config import read_config
 from glm5_runtime.train.data import reading
 from glm5_runtime.train.data.labels import Renderer
-from glm5_runtime.train.export import ExportError, export_adapter
+from glm5_runtime.train.export import ExportError, export_adapter, must_be_free
 from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.fence import Fence, Superseded, attempt_of
 from glm5_runtime.train.loop import Interrupted, Trainer
@@ -122,10 +122,9 @@ def train(config_path: Path, result: Path | None = None, progress_port: int | No
     """
     reached = _Reached()
     try:
-        ending = {
-            "outcome": "Succeeded",
-            **_run(read_config(config_path, 1 if placement is None else placement.size), reached, progress_port, placement),
-        }
+        with _stoppable(placement):
+            config = read_config(config_path, 1 if placement is None else placement.size)
+            ending = {"outcome": "Succeeded", **_run(config, reached, progress_port, placement)}
         code = 0
     except Exception as raised:
         error = (reached.meeting.lost(raised) if reached.meeting else None) or raised
@@ -139,7 +138,10 @@ def train(config_path: Path, result: Path | None = None, progress_port: int | No
         if reached.meeting is not None and isinstance(error, _TOGETHER):
             reached.meeting.leave()
     if result is not None:
-        write_ending(result, ending)
+        try:
+            write_ending(result, ending)
+        except OSError as error:  # the exit code still says how it ended
+            log.error("%s can't be written: %s", result, error.strerror)
     return code
 
 
@@ -159,6 +161,7 @@ def _run(config: TrainConfig, reached: _Reached, progress_port: int | None, plac
     digest = _same_everywhere(data, ranks)
     fence = Fence(config.checkpoint.directory, attempt_of(os.environ))
     checkpoints = reached.checkpoints = Checkpoints(config.checkpoint.directory, config.checkpoint.keep, ranks, fence)
+    ranks.agree(lambda: must_be_free(config.output, "config.json" if config.method == "full" or config.merge else "adapter_config.json"))
     trainee = build_policy(config, device) if config.is_rl else build(config, device, ranks)
     rows, held = split(data.rows, config.evaluation.share, config.training.seed)
     lengths = data.lengths
@@ -215,6 +218,27 @@ def _same_everywhere(data: Dataset, ranks: Ranks) -> str:
 def _learning(config: TrainConfig, trainee: Trainee, data: Dataset) -> AbstractContextManager[RlStep | None]:
     """What a step does with its rows, where that isn't learning to say them."""
     return learning(config, trainee.model, data) if config.is_rl else nullcontext()
+
+
+@contextmanager
+def _stoppable(placement: Placement | None) -> Iterator[None]:
+    """SIGTERM ends a run at once while it has nothing to lose: before the first step, after the last one.
+
+    A container's first process would not even notice it. A rank of several is ended by the signal itself: it may be waiting where no
+    handler is called.
+    """
+    if placement is not None and placement.size > 1:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Interrupted("asked to stop outside of training; the next run goes on from the newest checkpoint")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

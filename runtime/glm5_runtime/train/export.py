@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
+from glm5_runtime.config import ConfigError
 from glm5_runtime.model.adapter_files import CONFIG, WEIGHTS, read_adapter
 from glm5_runtime.train.config import EXPERTS
 from glm5_runtime.train.ranks import ALONE
@@ -20,7 +23,6 @@ from glm5_runtime.train.sharding import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -106,11 +108,33 @@ def adapter_settings(config: LoraConfig, base_name: str) -> dict[str, object]:
     }
 
 
+def must_be_free(folder: Path, mark: str) -> None:
+    """Find out before a run what would end it when all is done; makes the folder that `folder` will be in.
+
+    Raises ConfigError where something else than a former result, which is known by its file `mark`, stands there; ExportError where
+    nothing can be written.
+    """
+    folder = folder.resolve()
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"output {folder}: a file has this name; name a folder")
+        names = sorted(each.name for each in folder.iterdir() if not each.name.startswith(".")) if folder.exists() else []
+        if names and mark not in names:
+            raise ConfigError(
+                f"output {folder}: holds {names[0]} and no {mark} of a former run; all of it would be lost, name another folder"
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=".trying-", dir=folder.parent)).rmdir()
+    except OSError as error:
+        raise ExportError(f"output {folder}: {error.strerror or error}") from error
+
+
 def publish(folder: Path, write: Callable[[Path], None], fence: Fence | None = None) -> None:
     """Let `write` fill a folder beside `folder`, force it to the disk, and put it in its place: it is never there in part.
 
     Raises ExportError when the disk doesn't take it, Superseded when `fence` says so.
     """
+    folder = folder.resolve()  # what a link stands for is replaced, not the link
     temporary, old = (folder.with_name(f".{kind}-{folder.name}") for kind in ("writing", "leaving"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,12 @@ def launch(
         news = _News(placement.as_rank(placement.ranks[0], port), listener, seconds)
         code, message = node.attend(news)
         if result is not None:
-            result.write_text(json.dumps(node.word(code, message)))
+            try:
+                result.write_bytes(
+                    json.dumps(node.word(code, message), ensure_ascii=False).encode(errors="replace")
+                )  # as short as a rank's
+            except OSError as error:  # the exit code still says how it ended
+                log.error("%s can't be written: %s", result, error.strerror)
         news.farewell(code, message)
         return code
     finally:

@@ -134,6 +134,9 @@ def test_a_file_of_questions_becomes_an_adapter_also_through_sigterm_and_kill_9(
         ({"data": {"files": ["/nowhere/rows.jsonl"]}}, 5, "FileMissingError", "data.files: /nowhere/rows.jsonl can't be read"),
         ({"model": "/nowhere"}, 2, "ConfigError", "/nowhere"),
         ({"checkpoint": {"directory": "/proc/checkpoints"}}, 5, "CheckpointError", "checkpoint.directory /proc/checkpoints"),
+        ({"output": "/proc/adapter"}, 5, "ExportError", "output /proc/adapter: "),
+        ({"output": "/proc/self"}, 2, "ConfigError", "all of it would be lost"),
+        ({"output": "/proc/version"}, 2, "ConfigError", "a file has this name"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -152,13 +155,39 @@ def test_a_fault_of_the_program_is_told_like_any_other_end(tmp_path: Path, monke
     def fail(_: object) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB. " + "x" * 10_000)
 
-    monkeypatch.setattr(command, "build", lambda _config, _device: fail(None))
+    monkeypatch.setattr(command, "build", lambda *_: fail(None))
 
     config = write_run(tmp_path)
     assert command.train(config, config.with_suffix(".json")) == 1
     assert ending(config)["outcome"] == "OutOfMemoryError"
     assert ending(config)["message"].startswith("OutOfMemoryError: Tried to allocate 20.00 GiB.")
     assert config.with_suffix(".json").stat().st_size < 4096
+
+
+def test_an_ending_that_can_not_be_written_leaves_the_exit_code_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert command.train(write_run(tmp_path, model="/nowhere"), tmp_path / "nowhere" / "result.json") == 2
+    assert "result.json can't be written: No such file or directory" in caplog.text
+
+
+def test_sigterm_before_the_first_step_ends_a_run_at_once_and_is_told_also_where_it_is_the_first_process(tmp_path: Path) -> None:
+    config = write_run(tmp_path)
+    with started(config) as process:
+        until(process, "device=")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=DEADLINE)
+
+    assert process.returncode == 143
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_sigterm_while_rows_are_read_is_told_as_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_read", lambda _: signal.raise_signal(signal.SIGTERM))
+    config = write_run(tmp_path)
+
+    assert command.train(config, config.with_suffix(".json")) == 143
+    assert ending(config)["outcome"] == "Interrupted"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_wrong_file_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
