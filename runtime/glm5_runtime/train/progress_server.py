@@ -1,7 +1,8 @@
 """`GET /progress`: how far a run is, for whoever asks, in JSON. Served beside training by a thread that is never waited for.
 
-Started by the `train` command in the process of rank 0. It must not disturb training: a port that is taken costs the page, not the run,
-and one request is answered after the other, so that no number of clients makes threads.
+Started by the `train` command in the process of rank 0. It must not disturb training: a port that is taken costs the page, not the run.
+A client has a short time in all, and a few are answered side by side: one that drips its request costs the others nothing, and no number
+of them makes more threads than that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import socket
 import threading
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ log = logging.getLogger(__name__)
 
 PATH = "/progress"
 CLIENT_SECONDS = 2.0
-"""Longest wait for a client that says nothing; the next one waits meanwhile."""
+"""For a whole request, from its connection to the last byte of the answer. Then the connection is cut."""
+_AT_ONCE = 8
+"""Clients side by side; the next one waits until one of them is done or cut."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -44,7 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug("progress: " + format, *args)
 
 
-class _Server(HTTPServer):
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
     def server_bind(self) -> None:
@@ -53,8 +58,35 @@ class _Server(HTTPServer):
         socket.socket.bind(self.socket, self.server_address)  # HTTPServer's own asks the name service for the host's name
         self.server_name, self.server_port = "", self.socket.getsockname()[1]
 
+    def __init__(self, port: int, handler: type[_Handler]) -> None:
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        super().__init__(("", port), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver has it
+        self._places.acquire()  # bounded: each client is cut after its time
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread to be had
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        cut = threading.Timer(CLIENT_SECONDS, _cut, [request])
+        try:
+            cut.start()
+            super().process_request_thread(request, client_address)
+        finally:
+            cut.cancel()
+            self._places.release()
+
     def handle_error(self, request: object, client_address: object) -> None:  # a client that hung up is no news
         log.debug("progress: %s went away", client_address)
+
+
+def _cut(connection: socket.socket) -> None:
+    """Whoever waits for it goes on; closing alone would not wake them."""
+    with contextlib.suppress(OSError):  # it is closed by now
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
@@ -67,7 +99,7 @@ def serving(port: int | None, read: Callable[[], dict[str, Any]]) -> Iterator[in
         yield None
         return
     try:
-        server = _Server(("", port), type("Handler", (_Handler,), {"read": staticmethod(read)}))
+        server = _Server(port, type("Handler", (_Handler,), {"read": staticmethod(read)}))
     except OSError as error:
         log.warning("progress can't be served on port %d: %s", port, error.strerror or error)
         yield None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from glm5_runtime.train import command
+from glm5_runtime.train import command, progress_server
 from glm5_runtime.train.checkpoint import MANIFEST, Checkpoints
 from glm5_runtime.train.progress_server import serving
 from tests.runtime.train.test_command import DEADLINE, ending, until, write_run
@@ -44,6 +46,29 @@ def test_a_client_that_hangs_up_or_talks_nonsense_costs_nobody_else_the_answer()
             client.sendall(said)
             client.close()
         assert ask(port) == {"step": 1}
+
+
+def test_clients_that_drip_their_request_are_cut_and_keep_nobody_from_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_server, "CLIENT_SECONDS", 0.5)
+    with contextlib.ExitStack() as stack, serving(0, lambda: {"step": 1}) as port:
+        assert port is not None
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)) for _ in range(40)]
+        over = threading.Event()
+
+        def drip() -> None:
+            while not over.wait(0.05):  # each byte well within the time that one read may take
+                for client in clients:
+                    with contextlib.suppress(OSError):
+                        client.send(b"G")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert ask(port) == {"step": 1}
+            assert len([each for each in threading.enumerate() if "process_request_thread" in each.name]) <= 8
+        finally:
+            over.set()
+            dripping.join(DEADLINE)
 
 
 def test_after_the_run_nobody_answers() -> None:
