@@ -79,6 +79,7 @@ def test_a_job_with_a_queue_waits_for_kueue_and_not_for_the_operator(kube: Kube,
     stays("no pod", lambda: not kube.list("Pod", home, "batch.kubernetes.io/job-name=tune-attempt-1"), 2)
 
     kube.delete("GLM5FinetuneJob", home, "first")
+    until("the cards", lambda: let_go_of_deleted(kube, home) or not _pods(kube, home, "first"), 30)  # type: ignore[func-returns-value]
     admit(training)
     until("its pods", lambda: let_go_of_deleted(kube, home) or len(_pods(kube, home)) == 2, 30)  # type: ignore[func-returns-value]
     run(kube, *bound_pods(kube, home, 1, 2))
@@ -136,5 +137,5 @@ def test_without_volcano_the_operator_counts_the_cards_itself(kube: Kube, home: 
     assert "1 of 2 nodes" in training.wait("WaitingForCards")["message"]
 
 
-def _pods(kube: Kube, home: str) -> list[Json]:
-    return kube.list("Pod", home, "batch.kubernetes.io/job-name=tune-attempt-1")
+def _pods(kube: Kube, home: str, job: str = "tune") -> list[Json]:
+    return kube.list("Pod", home, f"batch.kubernetes.io/job-name={job}-attempt-1")
