@@ -186,6 +186,7 @@ class GLM5FinetuneJobSpec(Model):
             "finetune-rl",
             "finetune-rl-card",
             "finetune-rl-rows",
+            "finetune-rl-packing",
             "finetune-rl-dropout",
             "finetune-grpo",
             "finetune-ppo",

@@ -105,11 +105,15 @@ def _rl_rules() -> tuple[Rule, ...]:
         ),
         Rule(
             "finetune-rl-rows",
-            f"!({by_rewards}) || (self.?evaluation.?share.orValue(0.0) == 0.0 && !self.?training.?batchTokens.hasValue()"
-            " && !self.?training.?packing.orValue(false))",
-            "with methods grpo and ppo no rows are held back, and a batch is so many prompts: remove evaluation, training.batchTokens and"
-            " training.packing",
+            f"!({by_rewards}) || (self.?evaluation.?share.orValue(0.0) == 0.0 && !self.?training.?batchTokens.hasValue())",
+            "with methods grpo and ppo no rows are held back, and a batch is so many prompts: remove evaluation and training.batchTokens",
             ".method",
+        ),
+        Rule(
+            "finetune-rl-packing",
+            f"!({by_rewards}) || !self.?training.?packing.orValue(false)",
+            "with methods grpo and ppo a batch is so many prompts, each by itself: remove training.packing",
+            ".training.packing",
         ),
         Rule(
             "finetune-rl-dropout",

@@ -44,7 +44,7 @@ FINETUNE_CASES = [
         "on one card",
     ),
     Case("finetune-rl-rows", _by_rewards(evaluation={"share": 0}), _by_rewards(evaluation={"share": 0.1}), "no rows are held back"),
-    Case("finetune-rl-rows", _by_rewards(training={"packing": False}), _by_rewards(training={"packing": True}), "remove evaluation"),
+    Case("finetune-rl-packing", _by_rewards(training={"packing": False}), _by_rewards(training={"packing": True}), "training.packing"),
     Case("finetune-rl-dropout", _by_rewards(lora={"dropout": 0}), _by_rewards(lora={"dropout": 0.1}), "remove lora.dropout"),
     Case("finetune-grpo", _by_rewards(rl={"reward": RULE, "group": 2}), _by_rewards(rl={"reward": RULE, "lam": 1}), "has no values"),
     Case(
