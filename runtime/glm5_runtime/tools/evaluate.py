@@ -36,6 +36,8 @@ _TIMEOUT = httpx2.Timeout(600.0, connect=10.0)
 _AGAIN = frozenset({429, 502, 503, 504})
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 15.0, 15.0)
 """Seconds before a request is sent again: one and a half minutes in all, longer than a server needs to change places."""
+_ROUNDING = 1e-3
+"""What the logarithm of a probability may be above zero, by rounding."""
 _SHOWN = 300
 _LONGEST_MESSAGE = 1000
 """Characters: the result is also a container's last words, of which a kubelet keeps 4096 bytes."""
@@ -153,7 +155,10 @@ class _Server:
         logprobs = choice["logprobs"]["token_logprobs"]
         if len(logprobs) != len(example.tokens):
             raise EvaluationError(f"the server gives {len(logprobs)} log-probabilities for {len(example.tokens)} tokens")
-        return -math.fsum(logprob for logprob, learned in zip(logprobs[1:], example.trained[1:], strict=True) if learned)
+        learned = [logprob for logprob, is_learned in zip(logprobs[1:], example.trained[1:], strict=True) if is_learned]
+        if strange := [each for each in learned if not isinstance(each, int | float) or not math.isfinite(each) or each > _ROUNDING]:
+            raise EvaluationError(f"{name!r} gives {str(strange[0])[:_SHOWN]} for a log-probability; its weights may hold NaN or infinity")
+        return -math.fsum(learned)
 
     async def answer(self, name: str, question: Question) -> dict[str, Any]:
         """The choice of a greedy answer."""

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
@@ -29,6 +29,9 @@ from tests.runtime.model.oracle import trained
 from tests.runtime.train.rows import peft_loss
 from tests.support.served import Served, served
 from tests.support.serving import TINY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 QUESTIONS = [
     ("Which colour is the sky?", "Green."),
@@ -220,7 +223,9 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "_PAUSES", (0.0, 0.0))
 
 
-def ask(server: Listed, data: Path, monkeypatch: pytest.MonkeyPatch, model: str = "support") -> tuple[int, dict[str, Any]]:
+def ask(
+    server: Callable[[httpx2.Request], httpx2.Response], data: Path, monkeypatch: pytest.MonkeyPatch, model: str = "support"
+) -> tuple[int, dict[str, Any]]:
     whole = httpx2.AsyncClient
     monkeypatch.setattr(httpx2, "AsyncClient", lambda **given: whole(**given, transport=httpx2.MockTransport(server)))
     return tool.evaluate(EvaluationConfig("http://chat:8000", model, "chat", TINY, data, 200), lambda *_: None)
@@ -258,6 +263,20 @@ def test_what_can_not_be_asked_ends_it_with_the_reason(
     code, result = ask(Listed(*first), questions(tmp_path / "rows.jsonl"), monkeypatch)
     assert (code, result["outcome"]) == ending
     assert message in result["message"]
+
+
+@pytest.mark.parametrize("lie", ["NaN", "-Infinity", "Infinity", "0.5", "null", '"x"'])
+def test_a_loss_that_is_no_number_is_told_and_never_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+    def lying(request: httpx2.Request) -> httpx2.Response:
+        reply = MODELS if request.url.path == "/v1/models" else _reply(request)
+        if request.url.path == "/v1/completions" and reply["model"] == "support":
+            reply["choices"][0]["logprobs"]["token_logprobs"][-1] = "lie"
+        return httpx2.Response(200, text=json.dumps(reply).replace('"lie"', lie))
+
+    code, result = ask(lying, questions(tmp_path / "rows.jsonl"), monkeypatch)
+
+    assert (code, result["outcome"]) == (1, "EvaluationError")
+    assert "'support' gives " in result["message"]
 
 
 @pytest.mark.parametrize(
