@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANIFEST, STATE = "manifest.json", "state.json"
-_NAME = re.compile(r"checkpoint-(\d{1,12})")
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 _Digests = dict[str, tuple[int, str]]
 _WRITING, _LEAVING, _DAMAGED = ".writing-", ".leaving-", "damaged-"
 

@@ -117,6 +117,17 @@ def test_only_the_newest_stay_and_the_best(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("name", ["checkpoint-007", "checkpoint-\u0665", "checkpoint-00"])
+def test_a_folder_whose_name_only_looks_like_a_checkpoints_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    found = Checkpoints(tmp_path, keep=1)
+    for step in (8, 9):
+        found.save(step, {"x": torch.zeros(4)}, {})
+    found.wait()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "checkpoint-9"])
+
+
 def test_what_is_saved_is_what_was_there_at_the_call_though_training_goes_on(tmp_path: Path) -> None:
     found = Checkpoints(tmp_path, keep=2)
     tensor = torch.zeros(1 << 20)
