@@ -13,6 +13,8 @@ from glm5_runtime.server.adapters import NAME, Sha256
 
 MAX_BYTES = 1 << 20
 """A ConfigMap holds no more."""
+_MOST_ENTRIES = 1000
+"""More than any card has room for; each is looked at where requests are answered."""
 _SHOWN_FAULTS = 3
 
 
@@ -53,6 +55,8 @@ def read_contents(raw: bytes, model_name: str) -> Contents:
     listed = value.get("adapters") if isinstance(value, dict) else None
     if not isinstance(listed, list) or len(value) > 1:
         raise ContentsError('expected an object with a list under the one key adapters, such as {"adapters": []}')
+    if len(listed) > _MOST_ENTRIES:
+        raise ContentsError(f"{len(listed)} adapters, more than {_MOST_ENTRIES}")
     entries: dict[str, Entry] = {}
     faults: dict[str, str] = {}
     nameless = []

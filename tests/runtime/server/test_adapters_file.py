@@ -159,8 +159,10 @@ async def test_adapters_are_there_when_the_server_is_ready_and_a_bad_one_does_no
         '{"adapters": [], "version": 2}',
         '{"adapters": [{"name": "one", "path": "one", "share": 0.6}, {"name": "two", "path": "two", "share": 0.5}]}',
         " " * (1 << 20) + "{}",
+        '{"adapters": [' + ", ".join("5" * 1001) + "]}",
+        '{"adapters": ' + "[" * 500_000,
     ],
-    ids=["empty", "half written", "a list", "no list", "another key", "shares above 1", "too large"],
+    ids=["empty", "half written", "a list", "no list", "another key", "shares above 1", "too large", "too many", "too deep"],
 )
 async def test_a_file_that_can_not_be_understood_is_told_once_and_changes_nothing(
     server: Followed, text: str, caplog: pytest.LogCaptureFixture
