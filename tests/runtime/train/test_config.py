@@ -89,12 +89,12 @@ def test_a_wrong_file_is_refused_with_the_field_and_what_is_wrong(tmp_path: Path
 
 def test_a_folder_that_the_result_would_wipe_out_is_refused_also_through_links(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    text = f"model: {tmp_path}/base\ndata: {{files: [/d/a, {tmp_path}/d/b]}}\ncheckpoint: {{directory: {tmp_path}/work/c}}\noutput: "
+    text = f"model: {tmp_path}/base\ndata: {{files: [/d/a, {tmp_path}/d/b]}}\ncheckpoint: {{directory: {tmp_path}/run/c}}\noutput: "
 
     for output, held in (
         ("base", f"model, {tmp_path}/base,"),
-        ("work", f"checkpoint.directory, {tmp_path}/work/c,"),
-        ("work/c/../c", f"checkpoint.directory, {tmp_path}/work/c,"),
+        ("run", f"checkpoint.directory, {tmp_path}/run/c,"),
+        ("run/c/../c", f"checkpoint.directory, {tmp_path}/run/c,"),
         ("link/d", f"data.files, {tmp_path}/d/b,"),
         ("link", f"the training file, {tmp_path}/train.yaml,"),
     ):
