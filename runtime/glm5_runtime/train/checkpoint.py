@@ -264,4 +264,6 @@ def _explain(directory: Path, failure: BaseException) -> str:
     errors = list(causes(failure))
     if any(isinstance(each, OSError) and each.errno in {errno.ENOSPC, errno.EDQUOT} for each in errors):
         return f"checkpoint.directory {directory}: the disk is full; make room, keep fewer checkpoints or write to another volume"
+    if any(isinstance(each, OSError) and each.errno in {errno.ENOTEMPTY, errno.EEXIST} for each in errors):
+        return f"checkpoint.directory {directory}: another run has written this checkpoint meanwhile; give each run a folder of its own"
     return f"checkpoint.directory {directory}: not written: {type(failure).__name__}: {' '.join(str(failure).split())[:300]}"

@@ -19,6 +19,7 @@ import torch
 from glm5_runtime.config import ConfigError
 from glm5_runtime.train import checkpoint
 from glm5_runtime.train.checkpoint import CheckpointError, Checkpoints
+from glm5_runtime.train.fence import Fence
 from glm5_runtime.train.optimizer import named_trainable
 from tests.runtime.train import killed
 from tests.runtime.train.conftest import TINY
@@ -270,6 +271,28 @@ def test_a_full_disk_is_said_to_be_full_and_the_checkpoint_before_stays(tmp_path
 
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
     found.wait()  # told once
+
+
+def test_of_two_runs_in_one_folder_the_later_to_write_ends_and_leaves_the_others_checkpoint(tmp_path: Path) -> None:
+    class Overtaken(Fence):
+        def check(self) -> None:  # the last thing before a checkpoint appears
+            write(tmp_path / "elsewhere")
+            (tmp_path / "elsewhere" / "checkpoint-1").rename(tmp_path / "checkpoint-1")
+
+    def write(folder: Path) -> None:
+        other = Checkpoints(folder, 3)
+        other.save(1, {"x": torch.ones(4)}, {})
+        other.wait()
+
+    found = Checkpoints(tmp_path, 3)
+    found._fence = Overtaken(tmp_path, None)
+    found.save(1, {"x": torch.zeros(4)}, {})
+
+    with pytest.raises(CheckpointError, match="another run has written this checkpoint meanwhile; give each run a folder of its own"):
+        found.wait()
+    into = {"x": torch.zeros(4)}
+    found.load(found.at(1), into)
+    assert torch.equal(into["x"], torch.ones(4))
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
