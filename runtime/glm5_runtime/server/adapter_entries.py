@@ -1,16 +1,23 @@
-"""The text of the file of --adapters-file → which adapters it asks for, and what is wrong with it. Pure; called by `adapters_file`."""
+"""What is said about adapters: entries of the file of --adapters-file and what is wrong with them, names, states, folders.
+
+Called by `adapters_file` and by the endpoints in `adapters`; knows neither server nor engine.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glm5_runtime.server.adapters import NAME, Sha256
+if TYPE_CHECKING:
+    from pathlib import Path
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
+Name = Annotated[str, Field(strict=True, pattern=NAME)]
+Sha256 = Annotated[str, Field(strict=True, pattern=r"^[0-9a-fA-F]{64}$")]
 MAX_BYTES = 1 << 20
 """A ConfigMap holds no more."""
 _MOST_ENTRIES = 1000
@@ -23,7 +30,7 @@ class Entry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(strict=True, pattern=NAME)]
+    name: Name
     path: Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
     sha256: Sha256 | None = None
     """What adapter_model.safetensors must have."""
@@ -89,3 +96,28 @@ def _entry(item: object, model_name: str) -> Entry:
     if entry.name == model_name:
         raise ContentsError(f"name: {model_name!r} is the model itself")
     return entry
+
+
+@dataclass(frozen=True)
+class State:
+    """One adapter as /health/adapters tells of it. `sha256`: of what answers under this name, None when nothing does."""
+
+    name: str
+    sha256: str | None
+    state: Literal["Loaded", "Loading", "Failed"]
+    message: str = ""
+    share: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of the reply."""
+        return {"name": self.name, "sha256": self.sha256, "state": self.state, "message": self.message, "share": self.share}
+
+
+def within(root: Path, asked: str) -> Path | None:
+    """The folder that is asked for, resolved; None for one outside of `root`, whatever links lead there."""
+    try:
+        root = root.resolve()
+        folder = (root / asked).resolve()
+    except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, links in a circle
+        return None
+    return folder if folder != root and folder.is_relative_to(root) else None

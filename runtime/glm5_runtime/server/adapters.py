@@ -7,13 +7,13 @@ of the file of --adapters-file belong to `adapters_file`.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from glm5_runtime.engine.errors import EngineDead
+from glm5_runtime.server.adapter_entries import Name, Sha256, State, within
 from glm5_runtime.server.counts import Count
 from glm5_runtime.server.errors import ApiError, bad_request
 from glm5_runtime.server.protocol import RequestBody, Text
@@ -28,25 +28,7 @@ if TYPE_CHECKING:
     from glm5_runtime.engine.adapters import AdapterStore
     from glm5_runtime.server.service import Service
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
-Name = Annotated[str, Field(strict=True, pattern=NAME)]
-Sha256 = Annotated[str, Field(strict=True, pattern=r"^[0-9a-fA-F]{64}$")]
 _REFUSED = {"load_inplace": "unload the adapter first; requests under way finish on the old one"}
-
-
-@dataclass(frozen=True)
-class State:
-    """One adapter as /health/adapters tells of it. `sha256`: of what answers under this name, None when nothing does."""
-
-    name: str
-    sha256: str | None
-    state: Literal["Loaded", "Loading", "Failed"]
-    message: str = ""
-    share: float = 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """Its part of the reply."""
-        return {"name": self.name, "sha256": self.sha256, "state": self.state, "message": self.message, "share": self.share}
 
 
 class LoadAdapter(RequestBody):
@@ -93,16 +75,6 @@ def _within(root: Path, asked: str) -> Path:
     if folder is None:
         raise bad_request("lora_path must name a folder within the one that the server was given by --lora-dir", "lora_path")
     return folder
-
-
-def within(root: Path, asked: str) -> Path | None:
-    """The folder that is asked for, resolved; None for one outside of `root`, whatever links lead there."""
-    try:
-        root = root.resolve()
-        folder = (root / asked).resolve()
-    except (OSError, ValueError, RuntimeError):  # a name too long, a zero byte, links in a circle
-        return None
-    return folder if folder != root and folder.is_relative_to(root) else None
 
 
 def _check_free(service: Service, name: str) -> None:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm5_runtime.engine.errors import EngineDead
-from glm5_runtime.server.adapter_entries import MAX_BYTES, Contents, ContentsError, Entry, read_contents
-from glm5_runtime.server.adapters import State, within
+from glm5_runtime.server.adapter_entries import MAX_BYTES, Contents, ContentsError, Entry, State, read_contents, within
 from glm5_runtime.server.aside import in_thread
 
 if TYPE_CHECKING:
