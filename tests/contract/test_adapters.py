@@ -20,8 +20,7 @@ from glm5_operator.plan.facts import AdapterFacts
 from glm5_operator.status.adapters import LOADED, has, read_answer
 from glm5_operator.status.deployment import Evaluated, Seen, advance
 from glm5_runtime.cli import app, parse_serve
-from glm5_runtime.server.adapter_entries import Contents, read_contents
-from glm5_runtime.server.adapter_entries import NAME, State
+from glm5_runtime.server.adapter_entries import NAME, Contents, State, read_contents
 from glm5_runtime.server.app import OPEN_PATHS
 from glm5_runtime.tools.evaluate import EXIT_CODES, Score
 from tests.support.clock import at
