@@ -12,8 +12,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from glm5_runtime.config import ConfigError
 from glm5_runtime.train import affinity
-from glm5_runtime.train.placement import CORES, LAUNCHER
+from glm5_runtime.train.placement import CORES, LAUNCHER, RANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def begin(environ: Mapping[str, str]) -> None:
-    """End when the launcher does, also when that is killed; run on the cores that it has chosen."""
+    """End when the launcher does, also when that is killed; run on the cores that it has chosen. Raises ConfigError without a launcher."""
+    if not environ.get(LAUNCHER, "").isdecimal() or CORES not in environ:
+        raise ConfigError(f"{RANK} is for ranks that the launcher has started; unset it")
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(environ[LAUNCHER]):  # it ended before the line above
         os._exit(128 + signal.SIGKILL)

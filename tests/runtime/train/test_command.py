@@ -190,6 +190,15 @@ def test_sigterm_while_rows_are_read_is_told_as_an_interruption(tmp_path: Path, 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_a_rank_without_a_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM5_RANK", "0")
+
+    code, said, end = run(write_run(tmp_path))
+
+    assert (code, end) == (2, {})
+    assert "GLM5_RANK is for ranks that the launcher has started; unset it" in said
+
+
 def test_a_wrong_file_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     config = write_run(tmp_path, lora={"ranks": 3})
 
