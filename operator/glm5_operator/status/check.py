@@ -94,7 +94,7 @@ def _failure(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Check
     ends = _ends(pods)
     for cause in (Cause.CONFIGURATION, Cause.DATA):
         if said := next((end.message for end in ends if end.cause is cause), ""):
-            return Check(CheckState.BAD, cause.value, said, job=job)
+            return Check(CheckState.BAD, cause.value, f"{said}; correct it in a new job", job=job)
     conditions = (job.get("status") or {}).get("conditions") or ()
     why = next((str(item.get("message") or "") for item in conditions if item.get("type") == "Failed"), "")
     message = f"settings and data could not be checked, and are tried anew: {ends[-1].message if ends else why}"
@@ -109,8 +109,10 @@ def _station(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> Check
     message = f"settings and data are being checked{why_waiting(living)}"
     if not ends:
         return Check(CheckState.RUNNING, message=message, job=job)
-    limit = int((job.get("spec") or {}).get("backoffLimit") or 0) + 1
-    again = f"{message}; {len(ends)} of {limit} tries failed, the last: {ends[-1].message}"
+    if ends[-1].cause in {Cause.CONFIGURATION, Cause.DATA}:  # no try follows: it was made, and its Job is about to be called failed
+        return Check(CheckState.RUNNING, message=f"settings and data were checked and are refused: {ends[-1].message}", job=job)
+    tries = "1 try" if len(ends) == 1 else f"{len(ends)} tries"
+    again = f"{message}; {tries} failed, others follow; the last: {ends[-1].message}"
     return Check(CheckState.RUNNING, Reason.CHECK_FAILED, again, job=job)
 
 

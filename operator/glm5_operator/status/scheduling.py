@@ -26,7 +26,7 @@ _CLASSIC = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
 
 def read_unschedulable(message: str, pod: Mapping[str, Any]) -> tuple[Reason, str]:
     """The reason and a sentence for a pod whose PodScheduled is False."""
-    said = message.split(" preemption:", maxsplit=1)[0].strip()
+    said = about_nodes(message)
     asked = requested(pod)
     if found := _CLAIM_MISSING.search(said):
         return Reason.VOLUME_MISSING, f"create PersistentVolumeClaim {found[1]} in this namespace, or change spec.model.source"
@@ -58,6 +58,11 @@ def read_unschedulable(message: str, pod: Mapping[str, Any]) -> tuple[Reason, st
             f"no node carries {selector}: see the pool's status and spec.podTemplate's node selector (scheduler: {said})",
         )
     return Reason.UNSCHEDULABLE, f"no node takes the pod (scheduler: {said})"
+
+
+def about_nodes(message: str) -> str:
+    """The sentence without what preemption came to, which follows it after a full stop: at length, or as a bare "not found"."""
+    return message.split(" preemption:", maxsplit=1)[0].strip().removesuffix(". not found")
 
 
 def requested(pod: Mapping[str, Any]) -> dict[str, str]:

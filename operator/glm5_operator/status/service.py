@@ -35,7 +35,7 @@ HOPELESS_FAILED_PODS = 3
 
 MOST_HOLDERS = 3
 
-_OF_TRAINING = ("Starting", "Training", "Suspended", "WaitingForCards", "AttemptEnding")
+_OF_TRAINING = ("Checking", "Queued", "Starting", "Training", "Suspended", "WaitingForCards", "AttemptEnding")
 ORDINARY_REASONS = frozenset({"Applying", "RollingOut", "RolloutPaused", "ScalingToZero", *_OF_TRAINING, *ORDINARY})
 """Reasons for not being Ready that pass by themselves when all goes well."""
 

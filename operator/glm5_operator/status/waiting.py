@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from glm5_operator.status.conditions import clipped
 from glm5_operator.status.ends import is_ended
 from glm5_operator.status.pods import condition
+from glm5_operator.status.scheduling import about_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ def why_waiting(pods: Iterable[Mapping[str, Any]]) -> str:
         name, status = pod["metadata"]["name"], pod.get("status") or {}
         refused = condition(pod, "PodScheduled") or {}
         if refused.get("status") == "False" and refused.get("message"):
-            return f"; pod {name} has no node: {clipped(str(refused['message']), 400)}"
+            return f"; pod {name} has no node: {clipped(about_nodes(str(refused['message'])), 400)}"
         for item in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
             waiting = (item.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") and waiting["reason"] not in _ORDINARY:

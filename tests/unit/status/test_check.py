@@ -71,6 +71,7 @@ def test_bad_data_is_told_apart_from_a_check_that_could_not_be_made(pods: tuple[
     found = read(check_job("Failed"), *pods)
 
     assert (found.state, found.reason, words in found.message) == (state, reason, True)
+    assert found.message.endswith("; correct it in a new job") is (state == "Bad")
 
 
 def test_a_check_that_could_not_be_made_ends_nothing_however_often_it_was_tried() -> None:
@@ -89,13 +90,29 @@ def test_a_check_that_somebody_else_suspended_says_so() -> None:
     assert "manageJobsWithoutQueueName" in found.message
 
 
+def test_a_try_without_a_volume_says_so_in_one_sentence() -> None:
+    message = '0/1 nodes are available: persistentvolumeclaim "nope" not found. not found'
+
+    assert read(check_job(), a_rank(conditions=[{"type": "PodScheduled", "status": "False", "message": message}])).message.endswith(
+        'persistentvolumeclaim "nope" not found'
+    )
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_until_its_job_has_failed_a_check_that_refused_is_no_try_that_failed(code: int) -> None:
+    found = read(check_job("FailureTarget"), failed(code=137), failed(code=code, word="line 7", finished=at(seconds=9)))
+
+    assert (found.state, found.reason) == (CheckState.RUNNING, "Checking")
+    assert found.message.startswith("settings and data were checked and are refused:")
+    assert found.message.endswith("line 7")
+
+
 def test_tries_that_failed_are_counted_and_the_last_one_told() -> None:
     job = check_job()
-    job["spec"]["backoffLimit"] = 12
     found = read(job, failed(code=5, word="later", finished=at(seconds=9)), failed(code=137, finished=at(seconds=3)), a_rank())
 
     assert (found.state, found.reason) == (CheckState.RUNNING, "CheckFailed")
-    assert "2 of 13 tries failed, the last:" in found.message
+    assert "2 tries failed, others follow; the last:" in found.message
     assert found.message.endswith("later")
 
 

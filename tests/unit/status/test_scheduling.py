@@ -52,3 +52,4 @@ def test_what_is_short_is_named(message: str, reason: Reason, says: str) -> None
 
     assert (found, says in sentence) == (reason, True)
     assert "preemption" not in sentence
+    assert ". not found" not in sentence
