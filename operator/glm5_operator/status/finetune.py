@@ -264,6 +264,7 @@ def _fields(job: Mapping[str, Any], previous: Mapping[str, Any], told: Told) -> 
             str(job["spec"].get("output") or ""),
             [word for pod in _current(told) if (word := last_word(pod))],
             told.heard,
+            attempt=record.attempt,
             trains=told.course.stage is Stage.RUNNING,
         ),
     }

@@ -32,6 +32,7 @@ _NUMBERS: Final[dict[str, tuple[str, type]]] = {
 _BY_REWARDS: Final[dict[str, tuple[str, type]]] = {"reward": ("reward", float)}
 _CHECKPOINT: Final[dict[str, tuple[str, type]]] = {"step": ("step", int), "time": ("time", datetime), "sha256": ("sha256", str)}
 _ADAPTER: Final[dict[str, tuple[str, type]]] = {"sha256": ("sha256", str), "size": ("bytes", int)}
+_LOSSES: Final = {"loss", "evaluationLoss"}
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -45,15 +46,20 @@ class Heard:
 
 
 def progress_fields(
-    previous: Mapping[str, Any], output: str, words: Iterable[Mapping[str, Any]], heard: Heard | None, *, trains: bool
+    previous: Mapping[str, Any], output: str, words: Iterable[Mapping[str, Any]], heard: Heard | None, *, attempt: int, trains: bool
 ) -> dict[str, Any]:
     """The fields of the status that tell progress. What nobody tells any more stays as it was told last, but for the time of the end.
 
-    `words`: last words of the newest attempt's pods, which come after everything heard. `heard`: of that attempt, None when nothing was.
+    `words`: last words of the pods of `attempt`, the newest, which come after everything heard. `heard`: of that attempt, None when nothing
+    was; once it has ended (not `trains`) this counts no more, for the last words may have gone with the pods. No attempt goes backwards.
     """
+    heard = heard if trains else None
+    own = _is_of(previous, attempt)
     word = max(words, key=_step, default={})
     found: dict[str, Any] = {name: previous[name] for name in (*_NUMBERS, *_BY_REWARDS, "checkpoint", "adapter") if name in previous}
     for told in (heard.answer if heard else {}, word):
+        if _goes_back(told, found, own=own):
+            continue
         found |= believed(told, _NUMBERS) | believed(told.get("rl"), _BY_REWARDS)
         if checkpoint := _checkpoint(told, found.get("checkpoint") or {}):
             found["checkpoint"] = checkpoint
@@ -61,7 +67,7 @@ def progress_fields(
             found.pop("checkpoint", None)
     if adapter := believed(word.get("adapter"), _ADAPTER):
         found["adapter"] = {"path": output, **adapter}  # the trainer knows it by its path in the pod
-    if trains and heard is not None and (eta := _eta(heard)) is not None:
+    if heard is not None and (eta := _eta(heard)) is not None:
         found["eta"] = eta
     return found
 
@@ -79,7 +85,26 @@ def believed(word: object, table: Mapping[str, tuple[str, type]]) -> dict[str, A
     if not isinstance(word, dict):
         return {}
     told = {name: _value(word.get(key), kind) for name, (key, kind) in table.items()}
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: _rounded(name, value) for name, value in told.items() if value is not None}
+
+
+def _rounded(name: str, value: object) -> object:
+    """Losses stand in a column of `kubectl get`, and say no more by further digits."""
+    return float(f"{value:.4g}") if name in _LOSSES and isinstance(value, float) else value
+
+
+def _is_of(previous: Mapping[str, Any], attempt: int) -> bool:
+    """The step of the status is surely of this attempt: no earlier one came as far."""
+    earlier = max((_step(item) for item in previous.get("history") or ()), default=-1)
+    return previous.get("attempt") == attempt and _step(previous) > earlier
+
+
+def _goes_back(told: Mapping[str, Any], found: Mapping[str, Any], *, own: bool) -> bool:
+    """Of an attempt that has come further (`own`); or of one at step 0 that has yet to look which checkpoint it goes on from."""
+    step, known = _step(told), _step(found)
+    looks = step == 0 < known and not _checkpoint(told, {})
+    written = _step(_checkpoint(told, {}))
+    return looks or (own and (0 <= step < known or 0 <= written < _step(found.get("checkpoint") or {})))
 
 
 def _value(value: object, kind: type) -> object:

@@ -47,7 +47,7 @@ def test_two_nodes_train_and_end_well(kube: Kube, home: str, training: Training)
 
     status = training.status()
     assert training.condition()["status"] == "True"
-    assert (status["outcome"], status["step"], status["totalSteps"], status["loss"]) == ("Succeeded", 90, 90, 0.512346)
+    assert (status["outcome"], status["step"], status["totalSteps"], status["loss"]) == ("Succeeded", 90, 90, 0.5123)
     assert status["adapter"] == {"path": "pvc://adapters/support", "sha256": "ab", "size": 7}
     assert status["checkpoint"] == {"step": 80}
     assert status["cardsHeld"] == 0

@@ -123,7 +123,7 @@ def test_progress_and_result_come_from_the_last_word() -> None:
         {"step": 9, "total": 90, "loss": 1.23456789, "checkpoint_step": 5, "adapter": {"path": "/output/x", "sha256": "ab", "bytes": 7}}
     )
 
-    assert (found["step"], found["totalSteps"], found["loss"]) == (9, 90, 1.23457)
+    assert (found["step"], found["totalSteps"], found["loss"]) == (9, 90, 1.235)
     assert found["checkpoint"] == {"step": 5}
     assert found["adapter"] == {"path": "pvc://adapters/support", "sha256": "ab", "size": 7}
 

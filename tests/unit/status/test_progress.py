@@ -27,9 +27,9 @@ ANSWER: Json = {
 }
 
 
-def fields(answer: Json | None = None, *words: Json, previous: Json | None = None, trains: bool = True) -> Json:
+def fields(answer: Json | None = None, *words: Json, previous: Json | None = None, trains: bool = True, attempt: int = 1) -> Json:
     heard = None if answer is None else Heard(1, answer, at())
-    return progress_fields(previous or {}, "pvc://adapters/support", words, heard, trains=trains)
+    return progress_fields(previous or {}, "pvc://adapters/support", words, heard, attempt=attempt, trains=trains)
 
 
 def test_an_answer_becomes_the_fields_of_the_status() -> None:
@@ -37,7 +37,7 @@ def test_an_answer_becomes_the_fields_of_the_status() -> None:
         "step": 40,
         "totalSteps": 90,
         "epoch": 1.25,
-        "loss": 2.51235,
+        "loss": 2.512,
         "learningRate": 0.0002,
         "tokensPerSecond": 1234.57,
         "evaluationLoss": 2.6,
@@ -52,6 +52,38 @@ def test_what_nobody_tells_any_more_stays_but_the_time_of_the_end() -> None:
 
     assert fields(None, previous=told) == {name: value for name, value in told.items() if name != "eta"}
     assert "eta" not in fields(ANSWER, trains=False)
+
+
+WORD: Json = {"step": 52, "loss": 2.2, "checkpoint_step": 50}
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["seen as running yet", "ended"])
+@pytest.mark.parametrize("history", [[], [{"attempt": 1, "step": 31}]], ids=["first attempt", "second"])
+def test_what_was_heard_before_the_last_word_sets_nothing_back_when_the_pods_are_gone(history: list[Json], trains: bool) -> None:
+    attempt = len(history) + 1
+    before = {"attempt": attempt, "history": history}
+    ended = before | fields(ANSWER, WORD, previous=before, attempt=attempt)
+
+    found = fields(ANSWER, previous=ended, attempt=attempt, trains=trains)
+
+    assert (found["step"], found["loss"], found["checkpoint"]) == (52, 2.2, {"step": 50})
+
+
+def test_an_older_checkpoint_of_the_same_attempt_sets_nothing_back() -> None:
+    before = {"attempt": 1, "step": 40, "checkpoint": {"step": 40}}
+
+    assert fields(ANSWER, previous=before)["checkpoint"] == {"step": 40}
+
+
+def test_an_attempt_that_goes_on_from_a_checkpoint_tells_its_own_step_once_it_has_one() -> None:
+    before = {"attempt": 2, "history": [{"attempt": 1, "step": 52}], **fields(ANSWER, WORD)}
+    looking, going = {"step": 0, "total": 90, "checkpoint": None}, {"step": 51, "total": 90, "checkpoint": None}
+
+    assert fields(looking, previous=before, attempt=2) == {name: before[name] for name in fields(ANSWER, WORD) if name != "eta"}
+    assert fields({**looking, "checkpoint": {"step": 30}}, previous=before, attempt=2)["step"] == 0
+    later = before | fields(going, previous=before, attempt=2)
+    assert later["step"] == 51
+    assert fields({"step": 53}, previous=later, attempt=2)["step"] == 53
 
 
 def test_the_mean_reward_is_told_and_stays() -> None:
@@ -120,6 +152,6 @@ def test_a_checksum_or_time_that_is_none_is_left_out() -> None:
 def test_an_ended_attempt_came_as_far_as_it_told_last_in_whatever_way() -> None:
     heard = Heard(1, ANSWER, at())
 
-    assert reached([], heard) == {"step": 40, "loss": 2.51235}
+    assert reached([], heard) == {"step": 40, "loss": 2.512}
     assert reached([{"step": 52, "loss": 9.0}, {"step": 51}], heard) == {"step": 52, "loss": 9.0}
     assert reached([{"message": "boom"}], None) == {}
