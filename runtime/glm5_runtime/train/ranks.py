@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-_LOST = re.compile(r"gloo|connection (was )?(closed|reset|refused)|broken pipe|hccl|nccl|EI00|EJ00", re.IGNORECASE)
+_LOST = re.compile(r"gloo|connection (was )?(likely )?(closed|reset|refused)|broken pipe|hccl|nccl|EI00|EJ00", re.IGNORECASE)
 """In what torch.distributed says when it can't reach a rank."""
 _OWN_CARD = re.compile(r"\b(50701[0-9]|50703[0-9]|50705[0-9]|80[BCDEF][0-9A-F]{5}|8C[0-9A-F]{6}|EE9999|EZ9999)\b")
 _OTHER = re.compile(r"\bE[IJ]000\d\b|time ?out", re.IGNORECASE)

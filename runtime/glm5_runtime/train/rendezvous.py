@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # `torch.distributed` has them, its stubs don't say so
 
+from glm5_runtime.config import ConfigError
 from glm5_runtime.engine.team import RankLost
 from glm5_runtime.train.ranks import Ranks, loss_in
 
@@ -104,7 +105,10 @@ class Meeting:
         size, store, placement = self._placement.size, self._store, self._placement
         keys = [f"here/{rank}" for rank in range(size)]
         end = time.monotonic() + seconds
+        mine = f"NNODES={placement.nodes}, NPROC_PER_NODE={placement.per_node}"
         try:
+            if (first := store.compare_set("sizes", "", mine).decode()) != mine:
+                raise ConfigError(f"node rank {placement.node} has {mine}, and the first rank that came {first}; give all nodes the same")
             store.set(f"here/{placement.rank}", "")
             while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
                 for ending in endings(store, range(placement.nodes)).values():

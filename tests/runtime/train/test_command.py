@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,12 @@ import pytest
 import torch
 import yaml
 
+from glm5_runtime.config import ConfigError
+from glm5_runtime.engine.team import RankLost
 from glm5_runtime.model.adapter_files import read_adapter
-from glm5_runtime.train import command
+from glm5_runtime.train import command, rendezvous
 from glm5_runtime.train.checkpoint import Checkpoints
+from glm5_runtime.train.placement import Placement
 from tests.runtime.model.oracle import CPU, ours
 from tests.runtime.train.conftest import TINY
 
@@ -188,6 +193,20 @@ def test_sigterm_while_rows_are_read_is_told_as_an_interruption(tmp_path: Path, 
     assert command.train(config, config.with_suffix(".json")) == 143
     assert ending(config)["outcome"] == "Interrupted"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_nodes_that_are_told_different_numbers_of_ranks_end_at_once_and_are_told_both() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    here = Placement(nodes=2, per_node=2, node=0, port=listener.getsockname()[1], rank=0)
+    store = rendezvous.serve(listener)
+    with pytest.raises(RankLost, match=r"2, 3 .node rank 1. are missing"):
+        rendezvous.Meeting(here, 1)
+
+    with pytest.raises(
+        ConfigError, match="node rank 1 has NNODES=2, NPROC_PER_NODE=1, and the first rank that came NNODES=2, NPROC_PER_NODE=2"
+    ):
+        rendezvous.Meeting(replace(here, node=1, per_node=1, rank=1), DEADLINE)
+    del store
 
 
 def test_a_rank_without_a_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

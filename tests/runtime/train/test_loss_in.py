@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from glm5_runtime.engine.team import RankLost
 from glm5_runtime.train.ranks import loss_in
@@ -20,8 +21,9 @@ PLOG = Path(__file__).parents[2] / "fixtures" / "plog"
         RuntimeError((PLOG / "hccl_ei0006.txt").read_text()),
         RuntimeError("HcclAllreduce: EI0006 getting socket times out; EZ9999 inner error"),
         RankLost("rank 3 (node rank 1) never came"),
+        dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"),
     ],
-    ids=["closed", "reset", "ei0006", "ei0006-and-inner", "never-came"],
+    ids=["closed", "reset", "ei0006", "ei0006-and-inner", "never-came", "store"],
 )
 def test_a_rank_that_cannot_be_reached_is_lost(error: Exception) -> None:
     assert loss_in(error)
