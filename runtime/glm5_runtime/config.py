@@ -160,7 +160,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: not found; --model must name a checkpoint folder with config.json and *.safetensors") from error
+        raise ConfigError(f"{path}: not found; model must name a checkpoint folder with config.json and *.safetensors") from error
     except OSError as error:
         raise ConfigError(f"{path}: not readable ({error.strerror}); the files must be readable for uid {os.getuid()}") from error
     if fault := pointer_fault(path, content):

@@ -47,7 +47,7 @@ def check(  # noqa: PLR0917 - typer makes one option of each argument
     except (ConfigError, TemplateError) as error:
         typer.echo(f"glm5-runtime check can't start:\n{error}", err=True)
         raise typer.Exit(2) from None
-    config = reading.ReadingConfig(max_length or longest, format, long_rows, lenient)
+    config = reading.ReadingConfig(max_length or longest, format, long_rows, lenient, "--lenient")
     report = reading.check(files, renderer, config)
     typer.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False) if output == "json" else report.as_table())
     raise typer.Exit(1 if report.faults else 0)

@@ -96,7 +96,7 @@ def _find_files(model_dir: Path) -> tuple[list[Path], dict[str, str]]:
         return [model_dir / name for name in names], index
     found = sorted(path.name for path in model_dir.glob("*.safetensors"))
     if not found:
-        raise WeightsError(f"{model_dir}: no {_SINGLE} and no {_INDEX}; --model must name a folder with safetensors weights")
+        raise WeightsError(f"{model_dir}: no {_SINGLE} and no {_INDEX}; model must name a folder with safetensors weights")
     for name in found:
         _refuse_pointer(model_dir / name)
     expected = _siblings(found[0])

@@ -95,6 +95,24 @@ def test_a_file_that_is_not_there_is_told_apart_from_bad_data_and_settings(tmp_p
     assert json.loads(config.with_suffix(".train.json").read_text())["outcome"] == "FileMissingError"
 
 
+def test_bad_rows_are_refused_by_the_name_that_the_training_file_has_for_lenience(tmp_path: Path) -> None:
+    config = write_run(tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(rows.read_text() + "{\n")
+
+    code, found = checked(config)
+
+    assert code == 3
+    assert found["message"].startswith("1 row can't be used; correct it, or leave it out with data.lenient; ")
+
+
+def test_a_model_that_is_not_there_is_named_as_in_the_training_file(tmp_path: Path) -> None:
+    code, found = checked(write_run(tmp_path, model=str(tmp_path / "nowhere")))
+
+    assert (code, "--" in found["message"]) == (2, False)
+    assert "model must name a checkpoint folder" in found["message"]
+
+
 def test_what_lenience_leaves_out_is_told_and_no_fault(tmp_path: Path) -> None:
     config = write_run(tmp_path, data={"lenient": True})
     rows = tmp_path / "rows.jsonl"

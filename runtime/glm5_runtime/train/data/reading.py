@@ -45,6 +45,8 @@ class ReadingConfig:
     """What becomes of longer rows. Cut: the tokens behind max_length are left out."""
     lenient: bool = False
     """Leave out rows that can't be used, and say so. Else one of them is enough to refuse the data."""
+    switch: str = "data.lenient"
+    """By what name users know `lenient`: that of the training file and of a GLM5FinetuneJob's spec, or an option."""
 
 
 def check(
@@ -56,7 +58,7 @@ def check(
     look: Callable[[Example], object] | None = None,
 ) -> Report:
     """Read everything and keep nothing. `for_training`: what `load` refuses is a fault, preference pairs too. `look` sees each example."""
-    report = Report(config.lenient, config.max_length)
+    report = Report(config.lenient, config.max_length, config.switch)
     examples = 0
     for found in examples_of(files, renderer, config, report):
         if isinstance(found, Example):
@@ -70,7 +72,7 @@ def check(
 
 def load(files: Sequence[Path], renderer: Renderer, config: ReadingConfig) -> tuple[Dataset, Report]:
     """The examples of all files; raises DataError when the data can't be used, or holds preference pairs."""
-    report = Report(config.lenient, config.max_length)
+    report = Report(config.lenient, config.max_length, config.switch)
     data = Dataset()
     reading = _Reading(renderer, config, report)
     for path in files:
@@ -83,7 +85,7 @@ def load(files: Sequence[Path], renderer: Renderer, config: ReadingConfig) -> tu
 
 def load_pairs(files: Sequence[Path], renderer: Renderer, config: ReadingConfig) -> tuple[Pairs, Report]:
     """The preference pairs of all files; raises DataError as `load` does."""
-    report = Report(config.lenient, config.max_length)
+    report = Report(config.lenient, config.max_length, config.switch)
     data = Pairs()
     for found in examples_of(files, renderer, config, report):
         if isinstance(found, Pair):

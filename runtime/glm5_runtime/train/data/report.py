@@ -40,6 +40,8 @@ class Report:
 
     lenient: bool
     max_length: int
+    switch: str
+    """What the caller's users set to be lenient."""
     read: int = 0
     kept: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -92,7 +94,7 @@ class Report:
             return ["no row can be used"]
         if self.skipped and not self.lenient:
             rows, them = ("1 row", "it") if self.skipped == 1 else (f"{self.skipped} rows", "them")
-            return [f"{rows} can't be used; correct {them}, or leave {them} out with --lenient"]
+            return [f"{rows} can't be used; correct {them}, or leave {them} out with {self.switch}"]
         return []
 
     def skip(self, bad: BadLine) -> None:

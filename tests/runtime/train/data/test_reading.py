@@ -316,7 +316,9 @@ def test_the_command_says_0_for_good_data_1_for_bad_and_2_for_a_wrong_command(wr
     good, bad = write(chat(), name="good.jsonl"), write(chat(), "{broken", name="bad.jsonl")
 
     assert run(good).exit_code == 0
-    assert run(good, bad).exit_code == 1
+    refused = run(good, bad)
+    assert refused.exit_code == 1
+    assert "correct it, or leave it out with --lenient" in refused.output
     assert run(good, bad, "--lenient").exit_code == 0
     assert run("/nonexistent.jsonl").exit_code == 2
     assert run(good, "--format", "csv").exit_code == 2
