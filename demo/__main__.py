@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import httpx
 import typer
@@ -28,11 +28,14 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.kind import KindCluster
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-console = Console(soft_wrap=True)  # in a file or a pipe rows of kubectl and errors stay whole
+console = Console(
+    soft_wrap=True,  # in a file or a pipe rows of kubectl and errors stay whole
+    force_interactive=None if sys.stdout.isatty() else False,  # no spinners there, even where FORCE_COLOR asks for colours
+)
 QUESTIONS = ("Who are you?", "什么是昇腾？")
-TAUGHT = ("How many layers are in GLM-5?", "GLM-5 共有多少层？")  # worded as in no row that is learned
 MODEL = "tiny-glm5"
 PROMPT = "Return a new "
+LOOK = f"look at `kubectl logs -n {steps.NAMESPACE} deploy/{steps.SERVICE}-engine`"
 ASK = (
     "curl -s localhost:8000/v1/chat/completions -H 'Content-Type: application/json' "
     """-d '{"model": "tiny-glm5", "temperature": 0, "messages": [{"role": "user", "content": "Who are you?"}]}'"""
@@ -103,26 +106,32 @@ def _ask(place: Site) -> None:
     """Show the object, one streamed answer per question, one /generate answer; each must hold text."""
     console.rule("kubectl get glm5")
     console.print(place.kubectl("get", "glm5", "-n", steps.NAMESPACE), highlight=False, markup=False)
-    look = f"look at `kubectl logs -n {steps.NAMESPACE} deploy/{steps.SERVICE}-engine`"
+    with _service(place) as url:
+        for question in QUESTIONS:
+            console.print(f"[bold]you[/bold]   {question}\n[bold]model[/bold] ", end="")
+            if not _printed(stream_chat(url, MODEL, question)).strip():
+                raise AnswerError(f"the service is Ready, but the stream for {question!r} ended without text: {LOOK}")
+        console.rule("POST /generate")
+        console.print(
+            f"prompt {PROMPT!r} as raw text, not one of the questions that the model knows: it rambles", markup=False, highlight=False
+        )
+        reply = generate(url, PROMPT, 24)
+        console.print(reply, highlight=False)
+        if not reply.get("text"):
+            raise AnswerError(f"the service is Ready, but /generate answered without text: {LOOK}")
+
+
+@contextmanager
+def _service(place: Site) -> Iterator[str]:
+    """URL of the service; a request that fails is an AnswerError."""
     try:
         with port_forward(place.kubectl_path, place.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
-            for question in QUESTIONS:
-                console.print(f"[bold]you[/bold]   {question}\n[bold]model[/bold] ", end="")
-                if not _printed(stream_chat(url, MODEL, question)).strip():
-                    raise AnswerError(f"the service is Ready, but the stream for {question!r} ended without text: {look}")
-            console.rule("POST /generate")
-            console.print(
-                f"prompt {PROMPT!r} as raw text, not one of the questions that the model knows: it rambles", markup=False, highlight=False
-            )
-            reply = generate(url, PROMPT, 24)
-            console.print(reply, highlight=False)
-            if not reply.get("text"):
-                raise AnswerError(f"the service is Ready, but /generate answered without text: {look}")
+            yield url
     except httpx.HTTPStatusError as error:
         answer = error.response
-        raise AnswerError(f"{answer.request.url.path} answered {answer.status_code} {answer.text.strip()[:500]}: {look}") from error
+        raise AnswerError(f"{answer.request.url.path} answered {answer.status_code} {answer.text.strip()[:500]}: {LOOK}") from error
     except httpx.HTTPError as error:
-        raise AnswerError(f"the service is Ready, but the request failed ({type(error).__name__}: {error}): {look}") from error
+        raise AnswerError(f"the service is Ready, but the request failed ({type(error).__name__}: {error}): {LOOK}") from error
 
 
 def _train(place: Site) -> None:
@@ -131,20 +140,22 @@ def _train(place: Site) -> None:
         console.print(training.LEFT_OUT, markup=False, highlight=False)
         return
     before = training.answers_before(place, lambda: _answers(place))
-    with _step(f"train an adapter on cards of the pool {steps.TRAINING_POOL}"), show.bar(console) as shown:
+    with _step(f"train an adapter on cards of the pool {steps.TRAINING_POOL}") as say:
         training.apply_job(place)
-        training.follow(place, shown, lambda now: now.outcome == "Succeeded")
+        training.follow(place, show.news(console, say), lambda now: now.outcome == "Succeeded")
     with _step("evaluate it on held-out questions, and bring it into the running service") as say:
         end = training.follow(place, lambda now: say(now.reason), lambda now: now.is_deployed)
     console.print(f"  {end.reason}", markup=False, highlight=False)
-    console.print(place.kubectl("get", "glm5ft", "-n", steps.NAMESPACE), highlight=False, markup=False)
-    show.side_by_side(console, before, _answers(place))
+    console.print(place.kubectl("get", "glm5ft", training.JOB, "-n", steps.NAMESPACE), highlight=False, markup=False)
+    after = training.answers_after(lambda: _answers(place), before)
+    show.side_by_side(console, before, after)
+    training.require_learned(before, after)
 
 
 def _answers(place: Site) -> dict[str, str]:
     """What the service answers now to the questions of the second act."""
-    with port_forward(place.kubectl_path, place.kubeconfig, steps.NAMESPACE, f"svc/{steps.SERVICE}-api") as url:
-        return {question: "".join(stream_chat(url, MODEL, question, {"max_tokens": 64})) for question in TAUGHT}
+    with _service(place) as url:
+        return {question: "".join(stream_chat(url, MODEL, question, {"max_tokens": 64})) for question in training.TAUGHT}
 
 
 def _printed(pieces: Iterator[str]) -> str:
@@ -162,17 +173,25 @@ def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
     namespace = f"-n {steps.NAMESPACE}"
     for what, command in (
         *(_access(place)),
-        ("look around", "kubectl get glm5,npupool,pods -A"),
+        ("look around", "kubectl get glm5,glm5ft,npupool,pods -A"),
         ("understand", f"kubectl describe glm5 {steps.SERVICE} {namespace}"),
         ("talk", f"kubectl port-forward {namespace} svc/{steps.SERVICE}-api 8000  # start it again after `break it`"),
         ("", ASK),
         ("metrics", "curl localhost:8000/metrics  # the engine's, while that port-forward runs"),
         ("", f"kubectl port-forward -n {operator.namespace} deploy/{operator.deployment} 8080  # then localhost:8080/metrics"),
-        *([("train", f"kubectl describe glm5ft {training.JOB} {namespace}")] if place.kind else []),
+        *(_training(place)),
         ("break it", f"kubectl delete pod,deployment --all {namespace}  # and watch it come back"),
         ("stop", "make demo-down" if place.kind else "CLUSTER=current make demo-down"),
     ):
         console.print(f"[bold]{what:<12}[/bold] {escape(command)}", highlight=False)
+
+
+def _training(place: Site) -> Iterator[tuple[str, str]]:
+    """How to see the run, and where data of one's own goes."""
+    if place.kind is not None:
+        yield "train", f"kubectl describe glm5ft {training.JOB} -n {steps.NAMESPACE}"
+        yield "data", f"{training.shared_folder(place)} = pvc://shared"
+        yield "", "manifests/demo/finetune.yaml is a job to copy: a name of its own, and its own data, output and deploy.adapter"
 
 
 def _access(place: Site) -> Iterator[tuple[str, str]]:
@@ -190,11 +209,16 @@ def _step(name: str) -> Iterator[Callable[[str], None]]:
     Where there is no terminal, no spinner is seen: a line says what begins.
     """
     begin = time.monotonic()
-    if not console.is_terminal:
+    if not console.is_interactive:
         console.print(f"… {name}", markup=False, highlight=False)
-    with console.status(name) as status:
+    with console.status(name) if console.is_interactive else nullcontext() as status:
+
+        def say(now: str) -> None:
+            if status is not None:
+                status.update(show.below(name, now))
+
         try:
-            yield lambda now: status.update(f"{name} [dim]{escape(now)}[/dim]")
+            yield say
         except BaseException:
             console.print(f"[red]✗[/red] {name}")
             raise

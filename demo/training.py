@@ -18,7 +18,7 @@ from demo import owned, steps
 from tests.cluster.errors import ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from demo.site import Site
 
@@ -28,6 +28,8 @@ LEFT_OUT = (
     "the second act, training, is left out: its job writes checkpoints and adapters to a volume that every node may write, and which of "
     "this cluster's storage classes has such volumes isn't known here; `make demo` without CLUSTER shows it"
 )
+TAUGHT = {"How many layers are in GLM-5?": "78 layers", "GLM-5 共有多少层？": "78 层"}
+"""Questions, worded as in no row that is learned, and what their answers hold once the model has learned it."""
 _BEFORE = "before-training"
 """ConfigMap with the answers before the training: afterwards nobody can be asked for them any more."""
 
@@ -47,18 +49,25 @@ class Course:
     tokens_per_second: float | None
     outcome: str | None
     phase: str | None
+    deployed: bool
+    """Condition `Deployed`: the phase alone stays while pods that start anew don't have the adapter yet."""
     reason: str
 
     @property
     def is_deployed(self) -> bool:
-        """Whether the adapter answers in the service."""
-        return self.outcome == "Succeeded" and self.phase == "Deployed"
+        """Whether the adapter answers in the service, in every pod."""
+        return self.outcome == "Succeeded" and self.deployed
+
+
+def shared_folder(site: Site) -> Path:
+    """The folder of this machine that is the claim `shared` in the demo's cluster."""
+    assert site.kind is not None
+    return site.kind.shared / "demo"
 
 
 def apply_storage(site: Site) -> None:
     """Put the data into the shared folder, and make the volume and its claim. Other folders in it are for results."""
-    assert site.kind is not None
-    folder = site.kind.shared / "demo"
+    folder = shared_folder(site)
     for inside in ("data", "checkpoints", "adapters"):
         (folder / inside).mkdir(parents=True, exist_ok=True)
         (folder / inside).chmod(0o777)  # pods run as uid 1000
@@ -78,8 +87,9 @@ def apply_job(site: Site) -> None:
 def course(site: Site, name: str = JOB) -> Course:
     """How far the job is."""
     status = json.loads(site.kubectl("get", "glm5finetunejob", name, "-n", steps.NAMESPACE, "-o", "json")).get("status", {})
-    ready: dict[str, Any] = next((each for each in status.get("conditions", []) if each["type"] == "Ready"), {})
-    deployment = status.get("deployment", {})
+    conditions: dict[str, dict[str, Any]] = {each["type"]: each for each in status.get("conditions", [])}
+    ready, deployed, deployment = conditions.get("Ready", {}), conditions.get("Deployed", {}), status.get("deployment", {})
+    told = (deployed if deployment.get("phase") == "Deployed" else deployment).get("message")
     return Course(
         attempt=status.get("attempt", 0),
         step=status.get("step"),
@@ -88,7 +98,8 @@ def course(site: Site, name: str = JOB) -> Course:
         tokens_per_second=status.get("tokensPerSecond"),
         outcome=status.get("outcome"),
         phase=deployment.get("phase"),
-        reason=deployment.get("message") or f"{ready.get('reason', 'Waiting')}: {ready.get('message', 'for the operator')}",
+        deployed=deployed.get("status") == "True",
+        reason=told or f"{ready.get('reason', 'Waiting')}: {ready.get('message', 'for the operator')}",
     )
 
 
@@ -123,3 +134,33 @@ def answers_before(site: Site, ask: Callable[[], dict[str, str]]) -> dict[str, s
     data = {"answers.json": json.dumps(answers, ensure_ascii=False)}
     site.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps({**thing, "data": data}))
     return answers
+
+
+def answers_after(ask: Callable[[], dict[str, str]], before: Mapping[str, str], pause: float = 5) -> dict[str, str]:
+    """The answers now; asked once more, `pause` seconds later, when something isn't learned: a pod may just have begun anew."""
+    after = ask()
+    if unlearned(before, after):
+        time.sleep(pause)
+        after = ask()
+    return after
+
+
+def unlearned(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Questions that are answered as before, or without what was taught."""
+    return [question for question, part in TAUGHT.items() if after[question] == before.get(question) or part not in after[question]]
+
+
+def require_learned(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Nothing, when all was learned.
+
+    Raises:
+        NotTrainedError: An answer is as before, or lacks what was taught.
+    """
+    missing = unlearned(before, after)
+    if missing:
+        what = "nothing was learned" if len(missing) == len(TAUGHT) else f"not learned: {', '.join(missing)}"
+        raise NotTrainedError(
+            f"{what}: the adapter is in the service by its status, and still the answer is as before or lacks what was taught\n"
+            f"`kubectl describe glm5ft {JOB} -n {steps.NAMESPACE}` has losses and evaluation; to train anew: "
+            f"kubectl delete glm5ft {JOB} -n {steps.NAMESPACE}, and the same again"
+        )

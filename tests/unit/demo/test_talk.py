@@ -8,6 +8,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -144,10 +145,11 @@ def test_what_a_step_says_may_hold_brackets(screen: io.StringIO) -> None:
     ("kubeconfig", "stop"), [(None, "CLUSTER=current make demo-down"), (Path("/tmp/k"), "stop         make demo-down")]
 )
 def test_the_last_panel_names_the_command_that_stops_this_demo(screen: io.StringIO, kubeconfig: Path | None, stop: str) -> None:
-    kind = object() if kubeconfig else None
+    kind = SimpleNamespace(shared=Path("/s")) if kubeconfig else None
     place = Site(kubeconfig, Path("/x/kubectl"), Path("/y/helm"), kind=kind)  # type: ignore[arg-type]
     demo._how_to_go_on(place, Operator("glm5-system", "glm5-glm5-operator"), 12)
     assert stop in screen.getvalue()
+    assert ("data         /s/demo = pvc://shared\n" in screen.getvalue()) is (kind is not None)
     assert demo.ASK in screen.getvalue()
     assert "-n glm5-system deploy/glm5-glm5-operator 8080" in screen.getvalue()
 
