@@ -120,6 +120,11 @@ def test_what_the_demo_asks_is_held_out_and_taught_in_other_words() -> None:
     assert all(any(part in answer["content"] for _, answer in rows["qa.jsonl"]) for part in training.TAUGHT.values())
 
 
+def test_what_was_known_before_was_not_learned() -> None:
+    with pytest.raises(training.NotTrainedError, match="^nothing was learned: .* as before"):
+        training.require_learned(LEARNED, LEARNED)
+
+
 def test_answers_from_a_pod_that_just_began_anew_are_asked_for_once_more() -> None:
     answers = [BEFORE, LEARNED]
 
