@@ -191,7 +191,7 @@ def _training(place: Site) -> Iterator[tuple[str, str]]:
     if place.kind is not None:
         yield "train", f"kubectl describe glm5ft {training.JOB} -n {steps.NAMESPACE}"
         yield "data", f"{training.shared_folder(place)} = pvc://shared"
-        yield "", "manifests/demo/finetune.yaml is a job to copy: a name of its own, and its own data, output and deploy.adapter"
+        yield "", "manifests/demo/finetune.yaml is a job to copy, with its own name, data, output, deploy.adapter and deploy.evaluate"
 
 
 def _access(place: Site) -> Iterator[tuple[str, str]]:
