@@ -119,5 +119,5 @@ def test_what_the_evaluator_found_is_what_the_status_tells() -> None:
     before = {"phase": "Evaluating", "since": "2026-01-01T00:00:00Z", "service": "chat", "adapter": "support", "share": 0.0}
     found = advance(wanted, SHA, before, seen, at())
 
-    assert found.report["phase"] == "Deployed"
+    assert (found.report["phase"], found.report["message"]) == ("Evaluating", "waits for a ready pod to take up the share")
     assert found.report["evaluation"] == {"rows": 2, "loss": 1.5, "exactMatch": 0.5, "baseLoss": 2.0}

@@ -104,7 +104,7 @@ class AdapterReport(StatusModel):
     of: int | None = None
     """Ready pods."""
     message: str | None = None
-    """Why it isn't loaded."""
+    """Why it isn't loaded, or that pods have yet to take up its share."""
 
 
 class EvaluationReport(StatusModel):

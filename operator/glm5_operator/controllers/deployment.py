@@ -15,6 +15,7 @@ from glm5_operator.api import names
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.service import GLM5Service
 from glm5_operator.kube import ApiFailure, kinds
+from glm5_operator.plan.adapters import full_share
 from glm5_operator.plan.deployment import hindrance
 from glm5_operator.plan.evaluation import CONTAINER, evaluation
 from glm5_operator.plan.facts import AdapterFacts, Finding
@@ -121,7 +122,8 @@ class Deployments:
         ready = any(
             item.get("type") == c.READY and item.get("status") == "True" for item in (found.get("status") or {}).get("conditions") or ()
         )
-        return Seen(None, ready, await self.adapters.ask(pods) if asks else (), live, self._evaluated(resource))
+        answers = await self.adapters.ask(pods) if asks else ()
+        return Seen(None, ready, answers, live, self._evaluated(resource), full_share(service, facts, job.metadata.name))
 
     def _replicas(self, service: Resource) -> list[Resource]:
         metadata = service["metadata"]
@@ -193,7 +195,8 @@ def _told(
 ) -> dict[str, Any]:
     """The status with the deployment and its condition; `listed`: adapters of the service, as its status has them."""
     before = resource.get("status") or {}
-    condition = deployed_condition(deploy, str(rest.get("outcome") or ""), report, listed)
+    sha256 = str((rest.get("adapter") or {}).get("sha256") or "")
+    condition = deployed_condition(deploy, str(rest.get("outcome") or ""), report, listed, sha256)
     dated = c.dated((condition,), before.get("conditions") or (), resource["metadata"]["generation"], now)
     status = {**rest, "conditions": [*(rest.get("conditions") or ()), *dated]}
     return status | ({"deployment": dict(report)} if report else {})

@@ -84,6 +84,14 @@ def plan_adapters(service: GLM5Service, facts: AdapterFacts) -> AdaptersPlan | N
     return AdaptersPlan(adapters, _text(adapters, storage))
 
 
+def full_share(service: GLM5Service, facts: AdapterFacts, job: str) -> float:
+    """Part of the model's own traffic for a job's adapter that asks for all of it: what newer deployments leave."""
+    jobs = tuple(replace(one, share=1.0) if one.name == job else one for one in facts.jobs)
+    plan = plan_adapters(service, replace(facts, jobs=jobs))
+    name = next((one.adapter for one in jobs if one.name == job), "")
+    return next((one.share for one in plan.adapters if one.name == name), 1.0) if plan else 1.0
+
+
 def deploying(service: str, jobs: Sequence[JobFacts]) -> list[JobFacts]:
     """The jobs that deploy to a service, in the order in which they began to."""
     return sorted((job for job in jobs if job.service == service and job.adapter), key=lambda job: (job.began, job.name))

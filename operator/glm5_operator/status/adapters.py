@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from glm5_operator.plan.adapters import AdaptersPlan, PlannedAdapter
 
 MOST_MESSAGE = 300
+SAME_SHARE = 1e-5
+"""The plan rounds shares to six places."""
 LOADED, LOADING, FAILED, WAITING = "Loaded", "Loading", "Failed", "Waiting"
 
 
@@ -73,6 +75,14 @@ def has(pod: PodAnswer, name: str, sha256: str) -> bool:
     return held is not None and held.state == LOADED and sha256 in {"", held.sha256}
 
 
+def share_waits(pods: Sequence[PodAnswer], name: str, sha256: str, share: float) -> str:
+    """Until when it doesn't answer that part of the requests for the model's own name; empty when every one of `pods` has taken it up."""
+    if not pods:
+        return "waits for a ready pod to take up the share"
+    having = sum(has(pod, name, sha256) and abs((pod.held or {})[name].share - share) < SAME_SHARE for pod in pods)
+    return "" if having == len(pods) else f"waits for {len(pods) - having} of {len(pods)} pods to take up the share"
+
+
 def adapter_reports(plan: AdaptersPlan, pods: Sequence[PodAnswer]) -> list[dict[str, Any]]:
     """`status.adapters`; `pods` are the ready ones."""
     return [_report(adapter, pods) for adapter in plan.adapters]
@@ -80,7 +90,7 @@ def adapter_reports(plan: AdaptersPlan, pods: Sequence[PodAnswer]) -> list[dict[
 
 def is_settled(reports: Sequence[Mapping[str, Any]]) -> bool:
     """Nothing is on its way to a pod."""
-    return all(report["state"] in {LOADED, WAITING} for report in reports)
+    return all(report["state"] == WAITING or (report["state"] == LOADED and not report.get("message")) for report in reports)
 
 
 def are_silent(pods: Sequence[PodAnswer]) -> bool:
@@ -97,7 +107,9 @@ def _report(adapter: PlannedAdapter, pods: Sequence[PodAnswer]) -> dict[str, Any
     counted = report | {"pods": having, "of": len(pods)}
     if pods and having == len(pods):
         seen = {pod.held[adapter.name].sha256 for pod in pods if pod.held}
-        return counted | {"state": LOADED} | ({"sha256": seen.pop()} if len(seen) == 1 and not adapter.sha256 else {})
+        waits = share_waits(pods, adapter.name, adapter.sha256, adapter.share)
+        known = {"sha256": seen.pop()} if len(seen) == 1 and not adapter.sha256 else {}
+        return counted | {"state": LOADED} | known | ({"message": waits} if waits else {})
     refusing = first_refusal(pods, adapter.name)
     if refusing:
         return counted | {"state": FAILED, "message": refusing}

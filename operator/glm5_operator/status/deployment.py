@@ -19,7 +19,7 @@ from glm5_operator.api.deploy import (
     DEFAULT_LEAST_REQUESTS,
     DEFAULT_MOST_FAILURES,
 )
-from glm5_operator.status.adapters import FAILED, LOADED, LOADING, are_silent, first_refusal, has
+from glm5_operator.status.adapters import FAILED, LOADED, LOADING, are_silent, first_refusal, has, share_waits
 from glm5_operator.status.canary import Tally, tally
 from glm5_operator.status.conditions import Condition, Truth, clipped, moment, stamp
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 DEPLOYED: Final = "Deployed"
 """The condition."""
 
+ALL: Final = 1.0
+"""Share of an adapter that was found good."""
 REFUSED_AFTER: Final = timedelta(seconds=60)
 """A pod that can't load an adapter tries again; a volume may show a new folder late."""
 SOON: Final = timedelta(seconds=2)
@@ -95,6 +97,7 @@ class Seen:
         pods: its ready pods.
         live: uids of all its pods.
         evaluated: the evaluation.
+        share: part of the model's own traffic that it gets when it asks for all: newer deployments come first.
     """
 
     hindrance: Finding | None = None
@@ -102,6 +105,7 @@ class Seen:
     pods: Sequence[PodAnswer] = ()
     live: frozenset[str] = frozenset()
     evaluated: Evaluated = field(default_factory=Evaluated)
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +141,9 @@ def advance(deploy: DeploySpec, sha256: str, previous: Mapping[str, Any], seen: 
     if phase == Stage.LOADING:
         return _loading(report, deploy, sha256, seen, now)
     if phase == Stage.EVALUATING:
-        return _evaluating(report, deploy, seen, now)
+        return _evaluating(report, deploy, sha256, seen, now)
     if phase == Stage.CANARY:
-        return _canary(report, deploy, seen, now)
+        return _canary(report, deploy, sha256, seen, now)
     return Step(report)
 
 
@@ -148,27 +152,35 @@ def deploy_digest(deploy: DeploySpec) -> str:
     return hashlib.sha256(deploy.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:16]
 
 
-def deployed_condition(deploy: DeploySpec, outcome: str, report: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> Condition:
-    """True once the adapter answers all that it is to answer, and while it does. `listed`: `status.adapters` of the service."""
+def deployed_condition(
+    deploy: DeploySpec, outcome: str, report: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], sha256: str = ""
+) -> Condition:
+    """True once the adapter answers all that it is to answer, and while it does.
+
+    `listed`: `status.adapters` of the service; `sha256`: of the weights that the job published.
+    """
     phase, message = str(report.get("phase") or ""), str(report.get("message") or "")
     if not phase:
         return Condition(DEPLOYED, Truth.FALSE, "NotPublished" if outcome else "NotYet", "")
     if phase == Stage.DEPLOYED:
         said = message or f"{deploy.adapter} is in GLM5Service {deploy.service}"
-        return _not_served(deploy, listed) or Condition(DEPLOYED, Truth.TRUE, Stage.DEPLOYED.value, said)
+        return _not_served(deploy, listed, sha256) or Condition(DEPLOYED, Truth.TRUE, Stage.DEPLOYED.value, said)
     reason = str(report.get("reason") or phase)
     said = f"{phase}: {message}" if message else phase
     return Condition(DEPLOYED, Truth.FALSE, reason, said)
 
 
-def _not_served(deploy: DeploySpec, listed: Sequence[Mapping[str, Any]]) -> Condition | None:
+def _not_served(deploy: DeploySpec, listed: Sequence[Mapping[str, Any]], sha256: str) -> Condition | None:
     """It was deployed, and pods that came since lack it: the model without it answers there. The phase stays, for they try on."""
     found = next((item for item in listed if item.get("name") == deploy.adapter), None)
     if found is None:
         return Condition(DEPLOYED, Truth.UNKNOWN, "NotListed", f"GLM5Service {deploy.service} says nothing of {deploy.adapter} now")
     state, why = str(found.get("state") or ""), str(found.get("message") or "")
+    if sha256 and found.get("sha256", sha256) != sha256:
+        other = f"GLM5Service {deploy.service} has other weights as {deploy.adapter}: sha256 {found['sha256']}, published {sha256}"
+        return Condition(DEPLOYED, Truth.FALSE, Stage.LOADING.value, other)
     if state == LOADED:
-        return None
+        return Condition(DEPLOYED, Truth.FALSE, Stage.LOADING.value, why) if why else None  # not with its share in every pod
     having, of = int(found.get("pods") or 0), int(found.get("of") or 0)
     silent = state == LOADING and of > 0 and why  # of pods that all answer it is known what they lack
     reason = Reason.LOAD_FAILED.value if state == FAILED else Stage.LOADING.value
@@ -182,7 +194,7 @@ def _loading(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: dat
     if seen.pods and having == len(seen.pods):
         if deploy.evaluate is not None:
             return Step(_phase(report, deploy, Stage.EVALUATING, now), evaluates=True, again=LOOKING)
-        return _exposed(report, deploy, seen, now)
+        return _exposed(report, deploy, sha256, seen, now)
     refusal = first_refusal(seen.pods, deploy.adapter)
     if refusal and now >= _since(report) + REFUSED_AFTER:
         return _back(report, deploy, Reason.LOAD_FAILED, refusal, now)
@@ -191,10 +203,10 @@ def _loading(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: dat
     return Step(report | {"message": refusal or f"{having} of {len(seen.pods)} ready pods have it"}, again=SOON)
 
 
-def _evaluating(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
+def _evaluating(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: datetime) -> Step:
     """On rows that it has not learned from, beside the model without it."""
-    if deploy.evaluate is None:
-        return _exposed(report, deploy, seen, now)
+    if deploy.evaluate is None or report.get("share") == ALL:  # found good already, and its share is on its way
+        return _exposed(report, deploy, sha256, seen, now)
     found = seen.evaluated
     if found.state == "Failed":
         return _back(report, deploy, Reason.EVALUATION_FAILED, found.message or "the evaluation failed", now)
@@ -206,24 +218,24 @@ def _evaluating(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> 
     why = _worse(deploy.evaluate, told)
     if why is not None:
         return _back(report | {"evaluation": told}, deploy, *why, now)
-    return _exposed(report | {"evaluation": told}, deploy, seen, now)
+    return _exposed(report | {"evaluation": told}, deploy, sha256, seen, now)
 
 
-def _exposed(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
+def _exposed(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: datetime) -> Step:
     """To a part of the traffic first, if that is asked for, else to all."""
     canary = deploy.canary
     if canary is None:
-        return _finished(report, deploy, now)
+        return _finished(report, deploy, sha256, seen, now)
     share = canary.share or DEFAULT_CANARY_SHARE
     begun = tally(Tally(), seen.pods, seen.live, deploy.adapter, counts_before=True)
     return Step(_phase(report, deploy, Stage.CANARY, now) | {"share": share, "canary": begun.as_json()}, again=COUNTING)
 
 
-def _canary(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step:
+def _canary(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: datetime) -> Step:
     """Its share of requests is watched for longer than the time if too few came in it."""
     canary = deploy.canary
     if canary is None:
-        return _finished(report, deploy, now)
+        return _finished(report, deploy, sha256, seen, now)
     counted = tally(Tally.of(report.get("canary") or {}), seen.pods, seen.live, deploy.adapter)
     report = report | {"canary": counted.as_json()}
     allowed = DEFAULT_MOST_FAILURES if canary.most_failures is None else canary.most_failures
@@ -234,16 +246,21 @@ def _canary(report: Json, deploy: DeploySpec, seen: Seen, now: datetime) -> Step
     if counted.excess > allowed and (ending or counted.failures >= EARLY_FAILURES):
         return _back(report, deploy, Reason.TOO_MANY_FAILURES, f"{counted.told}; {allowed:.1%} more than the others may fail", now)
     if ending:
-        return _finished(report, deploy, now)
+        return _finished(report, deploy, sha256, seen, now)
     wait = LOOKING if are_silent(seen.pods) else max(SOON, min(COUNTING, over - now))
     waits = "" if now < over else f"; waits for {least} requests" if counted.requests < least else "; waits for every pod to answer"
     return Step(report | {"message": f"{counted.told}{waits}"}, again=wait)
 
 
-def _finished(report: Json, deploy: DeploySpec, now: datetime) -> Step:
+def _finished(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: datetime) -> Step:
+    """It gets all of the traffic, and is deployed once every ready pod says so: kubelet brings them the file some seconds later."""
+    report = report | {"share": ALL}
+    if waits := share_waits(seen.pods, deploy.adapter, sha256, seen.share):
+        refusal = first_refusal(seen.pods, deploy.adapter)
+        return Step(report | {"message": f"{waits}: {refusal}" if refusal else waits}, again=LOOKING if are_silent(seen.pods) else SOON)
     message = f"{deploy.adapter} answers by its own name and for the model of GLM5Service {deploy.service}"
     told = _told(report.get("evaluation") or {})
-    return Step(_phase(report, deploy, Stage.DEPLOYED, now) | {"share": 1.0, "message": f"{message}{f' ({told})' if told else ''}"})
+    return Step(_phase(report, deploy, Stage.DEPLOYED, now) | {"share": ALL, "message": f"{message}{f' ({told})' if told else ''}"})
 
 
 def _waits(report: Json, deploy: DeploySpec, reason: str, message: str, now: datetime) -> Step:

@@ -77,8 +77,9 @@ def a_replica(ip: str = "10.0.0.1") -> Json:
     return pod
 
 
-def holding(state: str = "Loaded", message: str = "", requests: int = 0, failures: int = 0) -> Json:
-    entry = {"name": "support", "sha256": SHA, "state": state, "message": message, "share": 0.0, "requests": requests, "failures": failures}
+def holding(state: str = "Loaded", message: str = "", requests: int = 0, failures: int = 0, share: float = 1.0) -> Json:
+    entry = {"name": "support", "sha256": SHA, "state": state, "message": message, "share": share}
+    entry |= {"requests": requests, "failures": failures}
     return {"adapters": [entry], "base": {"requests": 0, "failures": 0}}
 
 
@@ -171,6 +172,30 @@ async def test_an_evaluation_is_created_once_and_taken_away_when_it_has_told() -
     assert edge.told[-1][0] == "Deployed"
 
 
+async def test_what_was_found_good_gets_all_traffic_first_and_is_deployed_when_pods_have_taken_that_up() -> None:
+    edge = Edge({"10.0.0.1": holding(share=0.0)})
+    run = a_run("Loading", deploy={"service": "chat", "adapter": "support"})
+
+    begun = await advance(edge, run, serving(), a_replica())
+
+    assert (phase(begun), begun.status["deployment"]["share"], begun.news) == ("Loading", 1.0, True)
+    assert condition(begun)["message"] == "Loading: waits for 1 of 1 pods to take up the share"
+    edge.answers = {"10.0.0.1": holding()}
+    done = await advance(edge, {**run, "status": begun.status}, serving(), a_replica())
+    assert (phase(done), edge.told[-1][0]) == ("Deployed", "Deployed")
+
+
+async def test_a_newer_deployment_leaves_a_smaller_share_to_wait_for() -> None:
+    edge = Edge({"10.0.0.1": holding(share=0.9)})
+    newer = a_run("Canary", deploy={"service": "chat", "adapter": "newer"}, adapter="newer", began=stamp(at(minutes=1)), share=0.1)
+    newer["metadata"] = {**newer["metadata"], "name": "newer", "uid": "uid-newer"}
+    newer["status"]["adapter"] = {"path": "pvc://adapters/newer", "sha256": SHA}
+    plain = a_run("Loading", deploy={"service": "chat", "adapter": "support"})
+
+    assert phase(await advance(edge, plain, serving(), a_replica(), newer)) == "Deployed"
+    assert phase(await advance(edge, plain, serving(), a_replica())) == "Loading"
+
+
 @pytest.mark.parametrize(
     ("message", "code", "says"),
     [
@@ -247,7 +272,9 @@ async def test_that_pods_lost_what_was_deployed_is_read_from_the_service_and_com
     state: str, pods: int, status: str
 ) -> None:
     edge, service = Edge(), serving()
-    service["status"]["adapters"] = [{"name": "support", "state": state, "pods": pods, "of": 1, "message": "pod p: checksum differs"}]
+    service["status"]["adapters"] = [{"name": "support", "state": state, "pods": pods, "of": 1}]
+    if state == "Failed":
+        service["status"]["adapters"][0]["message"] = "pod p: checksum differs"
     found = await advance(edge, a_run("Deployed"), service, a_replica())
 
     assert (phase(found), condition(found)["status"], edge.asked) == ("Deployed", status, 0)

@@ -14,7 +14,7 @@ SHA, OTHER = "a" * 64, "b" * 64
 
 
 def entry(state: str = "Loaded", sha256: str | None = SHA, **more: object) -> Json:
-    return {"name": "support", "sha256": sha256, "state": state, "message": "", "share": 0.0, "requests": 0, "failures": 0, **more}
+    return {"name": "support", "sha256": sha256, "state": state, "message": "", "share": 0.1, "requests": 0, "failures": 0, **more}
 
 
 def pod(name: str, *entries: Json) -> PodAnswer:
@@ -47,6 +47,13 @@ def test_an_adapter_is_loaded_when_every_ready_pod_has_these_very_weights(
 
     assert (found["state"], found["pods"], found["of"], found.get("message", "")) == (state, having, len(pods), says)
     assert is_settled([found]) is (state == "Loaded")
+
+
+def test_a_share_that_pods_have_yet_to_take_up_is_told_and_waited_for() -> None:
+    found = report(pod("a", entry()), pod("b", entry(share=0.0)))
+
+    assert (found["state"], found["message"]) == ("Loaded", "waits for 1 of 2 pods to take up the share")
+    assert not is_settled([found])
 
 
 def test_a_checksum_that_nobody_stated_is_learned_from_the_pods_when_they_agree() -> None:

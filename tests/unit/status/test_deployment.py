@@ -37,13 +37,14 @@ def pod(
     mine: tuple[int, int] = (0, 0),
     base: tuple[int, int] = (0, 0),
     message: str = "",
+    share: float = 1.0,
 ) -> PodAnswer:
     entry = {
         "name": "support",
         "sha256": sha256,
         "state": state,
         "message": message,
-        "share": 0.1,
+        "share": share,
         "requests": mine[0],
         "failures": mine[1],
     }
@@ -342,6 +343,44 @@ def test_restarts_of_pods_hide_no_failure() -> None:
     assert "3 of its 8 requests failed" in report["message"]
 
 
+# --- its share in every pod -------------------------------------------------------------------------------------------------
+
+
+def finishing(wanted: DeploySpec, *pods: PodAnswer, share: float = 1.0) -> Step:
+    """The last step before Deployed, and the one after it: what it had to do is not done again."""
+    phase = "Evaluating" if wanted.evaluate else "Canary" if wanted.canary else "Loading"
+    before = in_phase(phase, wanted)
+    seen = Seen(None, ready=True, pods=pods, live=LIVE, evaluated=Evaluated("Succeeded", word()), share=share)
+    first = step(wanted, before, seen, after(900))
+    assert (first.report["phase"], first.report["share"], first.evaluates) == (phase, 1.0, False)
+    later = step(wanted, first.report, Seen(None, ready=True, pods=pods, live=LIVE, share=share), after(902))
+    assert (later.report["message"], later.evaluates) == (first.report["message"], False)
+    done = step(wanted, first.report, Seen(None, ready=True, pods=(pod(share=share),), live=LIVE, share=share), after(904))
+    assert (done.report["phase"], done.report["share"]) == ("Deployed", 1.0)
+    return first
+
+
+AT_ONCE = deploy(canary={"time": "1s", "leastRequests": 0})
+
+
+@pytest.mark.parametrize("wanted", [PLAIN, EVALUATED, AT_ONCE], ids=["loaded", "evaluated", "tried"])
+def test_it_is_deployed_when_every_ready_pod_has_taken_up_its_share(wanted: DeploySpec) -> None:
+    found = finishing(wanted, pod(share=0.1), pod("q"))
+
+    assert found.report["message"] == "waits for 1 of 2 pods to take up the share"
+    assert found.again == timedelta(seconds=2)
+
+
+def test_the_share_that_a_newer_deployment_leaves_is_all_that_it_waits_for() -> None:
+    finishing(PLAIN, pod(share=1.0), share=0.9)
+
+
+def test_a_pod_that_came_meanwhile_and_refuses_is_named() -> None:
+    found = finishing(EVALUATED, pod(), pod("q", "Failed", "", message="rank 64"))
+
+    assert found.report["message"] == "waits for 1 of 2 pods to take up the share: pod q: rank 64"
+
+
 # --- the ends ---------------------------------------------------------------------------------------------------------------
 
 
@@ -421,11 +460,13 @@ def listed(state: str, pods: int, message: str = "") -> Json:
             "Loading",
             "no pod is ready",
         ),
+        ([listed("Loaded", 2, "waits for 1 of 2 pods to take up the share")], "False", "Loading", "take up the share"),
+        ([{**listed("Loaded", 2), "sha256": OTHER}], "False", "Loading", f"sha256 {OTHER}, published {SHA}"),
         ([{"name": "other", "state": "Loaded", "pods": 2, "of": 2}], "Unknown", "NotListed", "says nothing of support"),
     ],
 )
 def test_what_was_deployed_and_is_not_served_any_more_is_told(reports: list[Json], status: str, reason: str, says: str) -> None:
-    found = deployed_condition(PLAIN, "Succeeded", in_phase("Deployed"), reports)
+    found = deployed_condition(PLAIN, "Succeeded", in_phase("Deployed"), reports, SHA)
 
     assert (found.status.value, found.reason) == (status, reason)
     assert says in found.message
@@ -443,7 +484,7 @@ def test_what_was_deployed_and_is_not_served_any_more_is_told(reports: list[Json
     ],
 )
 def test_the_condition_says_how_far_it_is_and_why_not_further(outcome: str, report: Json, status: str, reason: str) -> None:
-    found = deployed_condition(PLAIN, outcome, report, [listed("Loaded", 2)])
+    found = deployed_condition(PLAIN, outcome, report, [{**listed("Loaded", 2), "sha256": SHA}], SHA)
 
     assert (found.type, found.status.value, found.reason) == ("Deployed", status, reason)
     if report.get("message"):
