@@ -100,7 +100,7 @@ class FinetuneController:
         way, plan, applied = await self._act(resource, job, way, seen.check, now)
         faults = [_fault(item) for item in applied.errors]
         refused, way = await self._refused(way, seen, now)
-        advised = (*advice(job.spec), *await self._gang_advice(job))
+        advised = (*advice(job.spec, self._same_output(resource)), *await self._gang_advice(job))
         told = Told(way, plan, advised, seen.pods, self.facts.held_by(seen.pods), faults, seen.heard, seen.check, refused)
         deployed = await self._deploy(resource, job, finetune_status(resource, told, now), now)
         status = deployed.status
@@ -111,6 +111,19 @@ class FinetuneController:
         if deployed.again is not None:
             way = replace(way, until=min(now + deployed.again, way.until or now + deployed.again))
         return self._outcome(way, plan, replace(applied, errors=(*applied.errors, *deployed.failures)), failure, now)
+
+    def _same_output(self, resource: Resource) -> list[str]:
+        """Other jobs of the namespace that publish where this one does. One that has failed has published nothing, and never will."""
+        namespace, output = resource["metadata"]["namespace"], resource["spec"].get("output")
+        found = [
+            job
+            for job in self.cache.list(kinds.FINETUNE.name, namespace)
+            if job["spec"].get("output") == output
+            and not job["metadata"].get("deletionTimestamp")
+            and (job.get("status") or {}).get("outcome") != "Failed"
+        ]
+        others = [str(job["metadata"]["name"]) for job in found if job["metadata"]["uid"] != resource["metadata"]["uid"]]
+        return others if len(others) < len(found) else []  # it is itself one of them, unless it has failed
 
     async def _gang_advice(self, job: GLM5FinetuneJob) -> tuple[Finding, ...]:
         if not gang.advice(job, kueue=False, volcano=False):

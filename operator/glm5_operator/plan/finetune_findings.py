@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from glm5_operator.plan.facts import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from glm5_operator.api.finetune import GLM5FinetuneJobSpec
 
+MOST_NAMED = 3
 DENSE = frozenset({"gate_proj", "up_proj", "down_proj"})
 
 
@@ -70,12 +71,18 @@ def trainer_memory_not_stated(model: str) -> Finding:
     return Finding("MemoryNotStated", f"the memory of {model} isn't known: state spec.model.memory, the main memory of one node's pod")
 
 
-def advice(spec: GLM5FinetuneJobSpec) -> tuple[Finding, ...]:
-    """What is allowed and has been seen to go wrong. Defaults are those of the runtime's training file."""
-    return tuple(Finding("Unwise", message) for message in _advice(spec))
+def advice(spec: GLM5FinetuneJobSpec, same_output: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """What is allowed and has been seen to go wrong. Defaults are those of the runtime's training file.
+
+    `same_output`: names of other jobs of the namespace that have published to the output, or may yet.
+    """
+    return tuple(Finding("Unwise", message) for message in _advice(spec, same_output))
 
 
-def _advice(spec: GLM5FinetuneJobSpec) -> Iterator[str]:
+def _advice(spec: GLM5FinetuneJobSpec, same_output: Sequence[str]) -> Iterator[str]:
+    if same_output:
+        shown = ", ".join(sorted(same_output)[:MOST_NAMED]) + (", …" if len(same_output) > MOST_NAMED else "")
+        yield f"output {spec.output} is that of GLM5FinetuneJob {shown} too: whichever ends last replaces the result; give each its own"
     training = spec.training
     rate = (training.learning_rate if training else None) or 2e-4
     clip = (training.clip if training else None) or 1.0

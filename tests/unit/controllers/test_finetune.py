@@ -270,6 +270,26 @@ async def test_a_spec_of_another_version_is_told_and_keeps_what_was_known() -> N
     assert outcome.kind is OutcomeKind.STALLED
 
 
+@pytest.mark.parametrize(
+    ("theirs", "mine", "named"),
+    [
+        ({}, {}, True),
+        ({"status": {"outcome": "Succeeded"}}, {}, True),
+        ({"output": "pvc://adapters/other"}, {}, False),
+        ({"status": {"outcome": "Failed"}}, {}, False),
+        ({}, {"outcome": "Failed", "attempt": 1}, False),
+    ],
+    ids=["both run", "the other has published", "another output", "the other has failed", "this one has failed"],
+)
+async def test_a_job_that_would_overwrite_anothers_result_names_it(theirs: Json, mine: Json, named: bool) -> None:
+    edge = Edge()
+
+    await reconcile(edge, a_run("theirs", **theirs), a_run(status=mine), POOL, NODE)
+
+    advised = next(item for item in edge.status["conditions"] if item["type"] == "Advised")
+    assert (advised["status"], "GLM5FinetuneJob theirs too" in advised["message"]) == ("False" if named else "True", named)
+
+
 # --- who wakes it -----------------------------------------------------------------------------------------------------------
 
 

@@ -325,3 +325,11 @@ def test_what_is_unwise_is_told_and_not_refused(spec: Json, words: tuple[str, ..
 
     assert len(found) == len(words)
     assert all(word in finding.message for word, finding in zip(words, found, strict=True))
+
+
+def test_other_jobs_with_the_same_output_are_named() -> None:
+    spec = job({}, parallelism={"npusPerNode": 1}).spec
+
+    (found,) = advice(spec, ["b", "a"])
+    assert f"output {spec.output} is that of GLM5FinetuneJob a, b too" in found.message
+    assert "GLM5FinetuneJob a, b, c, … too" in advice(spec, ["d", "c", "b", "a"])[0].message
