@@ -14,7 +14,7 @@ from glm5_runtime import device as devices
 
 if TYPE_CHECKING:
     from glm5_runtime.train.config import TrainingConfig
-    from glm5_runtime.train.placement import Placement
+    from glm5_runtime.train.distributed.placement import Placement
 
 
 def train(
@@ -37,9 +37,9 @@ def train(
     ended with 5, 6, 8 or 143 goes on when it is started again.
     """
     from glm5_runtime.config import ConfigError  # keeps `--help` instant
-    from glm5_runtime.train import rank_process
     from glm5_runtime.train.config import read_config
-    from glm5_runtime.train.placement import placement_of
+    from glm5_runtime.train.distributed import rank_process
+    from glm5_runtime.train.distributed.placement import placement_of
 
     try:
         placement = placement_of(os.environ)
@@ -91,7 +91,7 @@ def _check(config: Path, result: Path | None, log_level: str) -> NoReturn:
 def _launch(placement: Placement, options: list[str], first: list[str], result: Path | None, settings: TrainingConfig) -> int:
     """Start a rank for each card with these options, and rank 0 with `first` as well."""
     from glm5_runtime.config import ConfigError
-    from glm5_runtime.train import affinity, launcher, rank_process
+    from glm5_runtime.train.distributed import affinity, launcher, rank_process
 
     os.environ.update(rank_process.hccl_environment(settings.rendezvous_timeout, settings.exchange_timeout, os.environ))
     cores = affinity.divide(os.sched_getaffinity(0), affinity.near(placement.per_node, os.environ))

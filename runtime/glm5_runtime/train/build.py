@@ -18,18 +18,18 @@ from glm5_runtime.config import ConfigError, ModelConfig
 from glm5_runtime.model.quant import DESCRIPTION
 from glm5_runtime.model.weights import FP32_ISLANDS, Loading
 from glm5_runtime.ops.interface import operators
+from glm5_runtime.train.distributed.ranks import ALONE
+from glm5_runtime.train.distributed.sharding import shard
 from glm5_runtime.train.forward import TrainingModel
 from glm5_runtime.train.lora import Installer
-from glm5_runtime.train.ranks import ALONE
-from glm5_runtime.train.sharding import shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from glm5_runtime.model.decoder import Decoder
     from glm5_runtime.train.config import TrainConfig
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.lora import LoraModule
-    from glm5_runtime.train.ranks import Ranks
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _WITHOUT_GRADIENT = (".indexer.", "e_score_correction_bias")

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from glm5_runtime.train.distributed.ranks import ALONE, causes
 from glm5_runtime.train.fence import Fence, Superseded
-from glm5_runtime.train.ranks import ALONE, causes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from glm5_runtime.train.ranks import Ranks
+    from glm5_runtime.train.distributed.ranks import Ranks
 
 log = logging.getLogger(__name__)
 

@@ -27,6 +27,8 @@ from glm5_runtime.train.checkpoint import CheckpointError, Checkpoints
 from glm5_runtime.train.config import read_config
 from glm5_runtime.train.data import reading
 from glm5_runtime.train.data.labels import Renderer
+from glm5_runtime.train.distributed.ranks import ALONE
+from glm5_runtime.train.distributed.rendezvous import Meeting
 from glm5_runtime.train.export import ExportError, export_adapter, must_be_free
 from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.fence import Fence, Superseded, attempt_of
@@ -34,8 +36,6 @@ from glm5_runtime.train.loop import Interrupted, Trainer
 from glm5_runtime.train.merge import export_checkpoint
 from glm5_runtime.train.progress import reporter
 from glm5_runtime.train.progress_server import serving
-from glm5_runtime.train.ranks import ALONE
-from glm5_runtime.train.rendezvous import Meeting
 from glm5_runtime.train.rl.policy import build_policy
 from glm5_runtime.train.rl.rewards import RewardError
 from glm5_runtime.train.rl.run import learning
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from glm5_runtime.train.build import Trainee
     from glm5_runtime.train.config import TrainConfig
     from glm5_runtime.train.data.dataset import Dataset
-    from glm5_runtime.train.placement import Placement
-    from glm5_runtime.train.ranks import Ranks
+    from glm5_runtime.train.distributed.placement import Placement
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.rl.step import RlStep
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from glm5_runtime.config import ConfigError
 from glm5_runtime.model.adapter_files import CONFIG, WEIGHTS, read_adapter
 from glm5_runtime.train.config import EXPERTS
-from glm5_runtime.train.ranks import ALONE
-from glm5_runtime.train.sharding import whole
+from glm5_runtime.train.distributed.ranks import ALONE
+from glm5_runtime.train.distributed.sharding import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from glm5_runtime.config import ModelConfig
     from glm5_runtime.model.adapter_files import AdapterFile
     from glm5_runtime.train.config import LoraConfig
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.fence import Fence
     from glm5_runtime.train.lora import LoraModule
-    from glm5_runtime.train.ranks import Ranks
 
 _PREFIX = "base_model.model."
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from glm5_runtime.train.distributed.ranks import ALONE
+from glm5_runtime.train.distributed.sharding import own
 from glm5_runtime.train.optimizer import named_trainable
-from glm5_runtime.train.ranks import ALONE
-from glm5_runtime.train.sharding import own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from glm5_runtime.train.data.example import Example
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.forward import TrainingModel
     from glm5_runtime.train.packing import Pack
-    from glm5_runtime.train.ranks import Ranks
 
 MOST_IN_A_ROW = 5
 """Steps with numbers that aren't finite, one after the other, that end training."""

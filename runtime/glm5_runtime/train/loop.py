@@ -18,12 +18,12 @@ from torch.amp.grad_scaler import GradScaler
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.train import faults
+from glm5_runtime.train.distributed.ranks import ALONE
+from glm5_runtime.train.distributed.sharding import Sharded, shares, whole
 from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.optimizer import adamw, named_trainable, rate_factor, set_rate, training_tensors
 from glm5_runtime.train.packing import pack, trained_tokens
 from glm5_runtime.train.progress import Progress
-from glm5_runtime.train.ranks import ALONE
-from glm5_runtime.train.sharding import Sharded, shares, whole
 from glm5_runtime.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from glm5_runtime.train.checkpoint import Checkpoints
     from glm5_runtime.train.config import TrainConfig
     from glm5_runtime.train.data.example import Example
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.forward import TrainingModel
     from glm5_runtime.train.packing import Pack
     from glm5_runtime.train.progress import Reporter
-    from glm5_runtime.train.ranks import Ranks
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from glm5_runtime.model.decoder import Decoder
 from glm5_runtime.model.weights import checkpoint_targets
+from glm5_runtime.train.distributed.ranks import ALONE
+from glm5_runtime.train.distributed.sharding import whole
 from glm5_runtime.train.export import ExportError, publish
-from glm5_runtime.train.ranks import ALONE
-from glm5_runtime.train.sharding import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glm5_runtime.train.build import Trainee
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.fence import Fence
     from glm5_runtime.train.lora import LoraModule
-    from glm5_runtime.train.ranks import Ranks
 
     Change = Callable[[Tensor], Tensor]
 

@@ -11,8 +11,8 @@ import torch
 from glm5_runtime.train.build import build
 from glm5_runtime.train.checkpoint import Checkpoints
 from glm5_runtime.train.config import TrainConfig
+from glm5_runtime.train.distributed.ranks import ALONE
 from glm5_runtime.train.loop import Trainer
-from glm5_runtime.train.ranks import ALONE
 from tests.runtime.train.conftest import TINY
 from tests.runtime.train.rows import make_rows
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from glm5_runtime.train.build import Trainee
     from glm5_runtime.train.data.example import Example
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.progress import Progress
-    from glm5_runtime.train.ranks import Ranks
 
 LENGTHS = [17, 40, 33, 70, 25, 90, 64, 31, 48, 22]
 

@@ -21,9 +21,10 @@ import yaml
 from glm5_runtime.config import ConfigError
 from glm5_runtime.engine.team import RankLost
 from glm5_runtime.model.adapter_files import read_adapter
-from glm5_runtime.train import command, rendezvous
+from glm5_runtime.train import command
 from glm5_runtime.train.checkpoint import Checkpoints
-from glm5_runtime.train.placement import Placement
+from glm5_runtime.train.distributed import rendezvous
+from glm5_runtime.train.distributed.placement import Placement
 from tests.runtime.model.oracle import CPU, ours
 from tests.runtime.train.conftest import TINY
 

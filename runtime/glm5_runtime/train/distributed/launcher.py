@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glm5_runtime.config import ConfigError
-from glm5_runtime.train.placement import CORES, LAUNCHER
+from glm5_runtime.train.distributed.placement import CORES, LAUNCHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from glm5_runtime.train.placement import Placement
+    from glm5_runtime.train.distributed.placement import Placement
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class _News:
         self._thread.join(_LINGER if code else _FAREWELL)
 
     def _follow(self) -> None:
-        from glm5_runtime.train import rendezvous  # noqa: PLC0415 - brings torch: here, while ranks already start
+        from glm5_runtime.train.distributed import rendezvous  # noqa: PLC0415 - brings torch: here, while ranks already start
 
         try:
             store = rendezvous.serve(self._listener) if self._listener else rendezvous.connect(self._placement, self._seconds)

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from glm5_runtime.train import rank_process
+from glm5_runtime.train.distributed import rank_process
 
 
 def main(folder: Path, plan: dict[str, object], result: Path) -> None:

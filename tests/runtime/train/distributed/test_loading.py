@@ -12,17 +12,17 @@ from torch.distributed.tensor import DTensor
 
 from glm5_runtime.model.weights import Loading
 from glm5_runtime.train.build import build
-from glm5_runtime.train.sharding import whole
+from glm5_runtime.train.distributed.sharding import whole
 from tests.runtime.model.oracle import CPU
+from tests.runtime.train.distributed.together import together
 from tests.runtime.train.runs import settings
-from tests.runtime.train.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from glm5_runtime.model.decoder import Decoder
-    from glm5_runtime.train.ranks import Ranks
+    from glm5_runtime.train.distributed.ranks import Ranks
 
 LAYERS = 4
 RUNS: dict[str, dict[str, Any]] = {

@@ -18,13 +18,13 @@ from glm5_runtime.train import command
 from glm5_runtime.train.checkpoint import Checkpoints
 from glm5_runtime.train.config import read_config
 from glm5_runtime.train.progress import Lines
+from tests.runtime.train.distributed.together import together
 from tests.runtime.train.test_command import ending, write_run
-from tests.runtime.train.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from glm5_runtime.train.placement import Placement
+    from glm5_runtime.train.distributed.placement import Placement
     from glm5_runtime.train.progress import Progress
 
 LIMIT = 240.0

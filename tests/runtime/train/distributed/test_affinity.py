@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from glm5_runtime.train import affinity
-from glm5_runtime.train.affinity import divide, near_bus, parse_buses, parse_list, parse_topology
+from glm5_runtime.train.distributed import affinity
+from glm5_runtime.train.distributed.affinity import divide, near_bus, parse_buses, parse_list, parse_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable

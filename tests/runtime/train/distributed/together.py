@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from glm5_runtime.train import rendezvous
-from glm5_runtime.train.placement import Placement
+from glm5_runtime.train.distributed import rendezvous
+from glm5_runtime.train.distributed.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LIMIT = 100.0
 """Seconds until ranks that stand still are ended."""
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.runtime.train.together", "tests.runtime.train.runs"])
+_context.set_forkserver_preload(["tests.runtime.train.distributed.together", "tests.runtime.train.runs"])
 
 
 def together(

@@ -8,9 +8,9 @@ import pytest
 import torch.distributed as dist
 
 from glm5_runtime.engine.team import RankLost
-from glm5_runtime.train.ranks import loss_in
+from glm5_runtime.train.distributed.ranks import loss_in
 
-PLOG = Path(__file__).parents[2] / "fixtures" / "plog"
+PLOG = Path(__file__).parents[3] / "fixtures" / "plog"
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glm5_runtime.train.data.example import Example
+    from glm5_runtime.train.distributed.ranks import Ranks
     from glm5_runtime.train.forward import TrainingModel
     from glm5_runtime.train.packing import Pack
-    from glm5_runtime.train.ranks import Ranks
 
 Part = tuple[list["Example"], float]
 """Rows of a micro-batch and what their loss counts: 1, or 0 for a rank that has none and only takes part."""

@@ -11,23 +11,23 @@ import torch
 from safetensors.torch import load_file
 
 from glm5_runtime.train.checkpoint import Checkpoints
+from glm5_runtime.train.distributed.ranks import ALONE
+from glm5_runtime.train.distributed.sharding import shares, whole
 from glm5_runtime.train.export import export_adapter
 from glm5_runtime.train.faults import NotFinite
 from glm5_runtime.train.loop import Interrupted
 from glm5_runtime.train.merge import export_checkpoint
 from glm5_runtime.train.optimizer import named_trainable
-from glm5_runtime.train.ranks import ALONE
-from glm5_runtime.train.sharding import shares, whole
+from tests.runtime.train.distributed.together import together
 from tests.runtime.train.rows import make_rows
 from tests.runtime.train.runs import prepare, settings
-from tests.runtime.train.together import together
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from glm5_runtime.train.build import Trainee
     from glm5_runtime.train.data.example import Example
-    from glm5_runtime.train.ranks import Ranks
+    from glm5_runtime.train.distributed.ranks import Ranks
 
 ALL = ["q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "o_proj", "experts"]
 LORA: dict[str, Any] = {"lora": {"dropout": 0.0, "targets": ALL}}

@@ -13,8 +13,8 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from glm5_runtime.config import ConfigError
-from glm5_runtime.train import affinity
-from glm5_runtime.train.placement import CORES, LAUNCHER, RANK
+from glm5_runtime.train.distributed import affinity
+from glm5_runtime.train.distributed.placement import CORES, LAUNCHER, RANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

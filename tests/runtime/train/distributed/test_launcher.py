@@ -17,9 +17,9 @@ from torch._C._distributed_c10d import HashStore
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.engine.team import RankLost
-from glm5_runtime.train import launcher, rendezvous
-from glm5_runtime.train.launcher import End, explaining
-from glm5_runtime.train.placement import Placement, placement_of
+from glm5_runtime.train.distributed import launcher, rendezvous
+from glm5_runtime.train.distributed.launcher import End, explaining
+from glm5_runtime.train.distributed.placement import Placement, placement_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LIMIT = 30.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.runtime.train.test_launcher"])
+_context.set_forkserver_preload(["tests.runtime.train.distributed.test_launcher"])
 
 
 def launch(placement: Placement, folder: Path, plan: dict[int, object], cores: list[set[int]]) -> None:

@@ -19,12 +19,12 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # `torch.di
 
 from glm5_runtime.config import ConfigError
 from glm5_runtime.engine.team import RankLost
-from glm5_runtime.train.ranks import Ranks, loss_in
+from glm5_runtime.train.distributed.ranks import Ranks, loss_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from glm5_runtime.train.placement import Placement
+    from glm5_runtime.train.distributed.placement import Placement
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Runs over several processes on this machine, by gloo."""
