@@ -121,7 +121,7 @@ def test_what_the_demo_asks_is_held_out_and_taught_in_other_words() -> None:
 
 
 def test_what_was_known_before_was_not_learned() -> None:
-    with pytest.raises(training.NotTrainedError, match="^nothing was learned: .* as before"):
+    with pytest.raises(training.NotTrainedError, match=r"^nothing was learned: .* as before"):
         training.require_learned(LEARNED, LEARNED)
 
 
