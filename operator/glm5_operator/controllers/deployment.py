@@ -83,7 +83,7 @@ class Deployments:
         report = step.report | ({"reason": failures[0].reason, "message": failures[0].message} if failures else {})
         self._announce(resource, previous, report)
         found = self.cache.get(kinds.SERVICE.name, resource["metadata"]["namespace"], deploy.service)
-        told = _told(rest, resource, deploy, report, now, listed=((found or {}).get("status") or {}).get("adapters") or ())
+        told = _told(rest, resource, deploy, report, now, listed=_listed(found))
         return Deployed(told, step.again, failures, news or _asks_for(previous) != _asks_for(report))
 
     async def _step(
@@ -123,7 +123,8 @@ class Deployments:
             item.get("type") == c.READY and item.get("status") == "True" for item in (found.get("status") or {}).get("conditions") or ()
         )
         answers = await self.adapters.ask(pods) if asks else ()
-        return Seen(None, ready, answers, live, self._evaluated(resource), full_share(service, facts, job.metadata.name))
+        share = full_share(service, facts, job.metadata.name)
+        return Seen(None, ready, answers, live, self._evaluated(resource), share, _listed(found))
 
     def _replicas(self, service: Resource) -> list[Resource]:
         metadata = service["metadata"]
@@ -182,6 +183,11 @@ def evaluations(cache: Cache, resource: Resource) -> list[Resource]:
 def is_evaluation(child: Resource) -> bool:
     """A child that is no part of training."""
     return bool((child["metadata"].get("labels") or {}).get(names.APP_COMPONENT_LABEL) == names.COMPONENT_EVALUATION)
+
+
+def _listed(service: Resource | None) -> Sequence[Mapping[str, Any]]:
+    """`status.adapters` of a service."""
+    return ((service or {}).get("status") or {}).get("adapters") or ()
 
 
 def _told(

@@ -19,7 +19,7 @@ from glm5_operator.api.deploy import (
     DEFAULT_LEAST_REQUESTS,
     DEFAULT_MOST_FAILURES,
 )
-from glm5_operator.status.adapters import FAILED, LOADED, LOADING, are_silent, first_refusal, has, share_waits
+from glm5_operator.status.adapters import FAILED, LOADED, LOADING, SAME_SHARE, are_silent, first_refusal, has, share_waits
 from glm5_operator.status.canary import Tally, tally
 from glm5_operator.status.conditions import Condition, Truth, clipped, moment, stamp
 
@@ -98,6 +98,7 @@ class Seen:
         live: uids of all its pods.
         evaluated: the evaluation.
         share: part of the model's own traffic that it gets when it asks for all: newer deployments come first.
+        listed: `status.adapters` of the service, which the condition goes by from then on.
     """
 
     hindrance: Finding | None = None
@@ -106,6 +107,7 @@ class Seen:
     live: frozenset[str] = frozenset()
     evaluated: Evaluated = field(default_factory=Evaluated)
     share: float = 1.0
+    listed: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +260,21 @@ def _finished(report: Json, deploy: DeploySpec, sha256: str, seen: Seen, now: da
     if waits := share_waits(seen.pods, deploy.adapter, sha256, seen.share):
         refusal = first_refusal(seen.pods, deploy.adapter)
         return Step(report | {"message": f"{waits}: {refusal}" if refusal else waits}, again=LOOKING if are_silent(seen.pods) else SOON)
+    if untold := _untold(deploy, sha256, seen):
+        return Step(report | {"message": untold}, again=SOON)
     message = f"{deploy.adapter} answers by its own name and for the model of GLM5Service {deploy.service}"
     told = _told(report.get("evaluation") or {})
     return Step(_phase(report, deploy, Stage.DEPLOYED, now) | {"share": ALL, "message": f"{message}{f' ({told})' if told else ''}"})
+
+
+def _untold(deploy: DeploySpec, sha256: str, seen: Seen) -> str:
+    """What the service's own status has yet to say of it: without that, phase and condition would differ for a moment."""
+    unserved = _not_served(deploy, seen.listed, sha256)
+    if unserved is not None:
+        return unserved.message
+    listed = next(item for item in seen.listed if item.get("name") == deploy.adapter)
+    same = abs(float(listed.get("share") or 0) - seen.share) < SAME_SHARE
+    return "" if same else f"waits for GLM5Service {deploy.service} to list its share"
 
 
 def _waits(report: Json, deploy: DeploySpec, reason: str, message: str, now: datetime) -> Step:

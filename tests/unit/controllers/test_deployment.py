@@ -65,9 +65,12 @@ def a_run(phase: str = "", deploy: Json | None = DEPLOY, **more: object) -> Json
     return {**document, "apiVersion": "glm5.dev/v1alpha1", "metadata": metadata, "status": status}
 
 
-def serving(**spec: object) -> Json:
+def serving(share: float = 1.0, **spec: object) -> Json:
     ready = {"type": "Ready", "status": "True", "reason": "Serving", "message": "", "lastTransitionTime": stamp(at())}
-    return a_service(status={"conditions": [ready]}, model=TINY, parallelism={"tensor": 1}, adapterStorage="pvc://adapters", **spec)
+    listed = {"name": "support", "state": "Loaded", "sha256": SHA, "share": share}
+    return a_service(
+        status={"conditions": [ready], "adapters": [listed]}, model=TINY, parallelism={"tensor": 1}, adapterStorage="pvc://adapters", **spec
+    )
 
 
 def a_replica(ip: str = "10.0.0.1") -> Json:
@@ -192,7 +195,7 @@ async def test_a_newer_deployment_leaves_a_smaller_share_to_wait_for() -> None:
     newer["status"]["adapter"] = {"path": "pvc://adapters/newer", "sha256": SHA}
     plain = a_run("Loading", deploy={"service": "chat", "adapter": "support"})
 
-    assert phase(await advance(edge, plain, serving(), a_replica(), newer)) == "Deployed"
+    assert phase(await advance(edge, plain, serving(0.9), a_replica(), newer)) == "Deployed"
     assert phase(await advance(edge, plain, serving(), a_replica())) == "Loading"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.support.clock import at
 Json = dict[str, Any]
 SHA, OTHER = "a" * 64, "b" * 64
 LIVE = frozenset({"p", "q"})
+LISTED: Json = {"name": "support", "state": "Loaded", "sha256": SHA, "share": 1.0}
 
 
 def deploy(**fields: object) -> DeploySpec:
@@ -64,7 +66,7 @@ def step(wanted: DeploySpec, before: Json, seen: Seen, now: datetime) -> Step:
 
 
 def serving(*pods: PodAnswer, evaluated: Evaluated | None = None) -> Seen:
-    return Seen(None, ready=True, pods=pods or (pod(),), live=LIVE, evaluated=evaluated or Evaluated())
+    return Seen(None, ready=True, pods=pods or (pod(),), live=LIVE, evaluated=evaluated or Evaluated(), listed=(LISTED,))
 
 
 def in_phase(phase: str, wanted: DeploySpec = PLAIN, **more: object) -> Json:
@@ -350,12 +352,13 @@ def finishing(wanted: DeploySpec, *pods: PodAnswer, share: float = 1.0) -> Step:
     """The last step before Deployed, and the one after it: what it had to do is not done again."""
     phase = "Evaluating" if wanted.evaluate else "Canary" if wanted.canary else "Loading"
     before = in_phase(phase, wanted)
-    seen = Seen(None, ready=True, pods=pods, live=LIVE, evaluated=Evaluated("Succeeded", word()), share=share)
+    there = Seen(None, ready=True, pods=(pod(share=share),), live=LIVE, share=share, listed=({**LISTED, "share": share},))
+    seen = replace(there, pods=pods, evaluated=Evaluated("Succeeded", word()))
     first = step(wanted, before, seen, after(900))
     assert (first.report["phase"], first.report["share"], first.evaluates) == (phase, 1.0, False)
-    later = step(wanted, first.report, Seen(None, ready=True, pods=pods, live=LIVE, share=share), after(902))
+    later = step(wanted, first.report, replace(there, pods=pods), after(902))
     assert (later.report["message"], later.evaluates) == (first.report["message"], False)
-    done = step(wanted, first.report, Seen(None, ready=True, pods=(pod(share=share),), live=LIVE, share=share), after(904))
+    done = step(wanted, first.report, there, after(904))
     assert (done.report["phase"], done.report["share"]) == ("Deployed", 1.0)
     return first
 
@@ -373,6 +376,20 @@ def test_it_is_deployed_when_every_ready_pod_has_taken_up_its_share(wanted: Depl
 
 def test_the_share_that_a_newer_deployment_leaves_is_all_that_it_waits_for() -> None:
     finishing(PLAIN, pod(share=1.0), share=0.9)
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ((), "says nothing of support"),
+        (({**LISTED, "message": "waits for 1 of 2 pods to take up the share"},), "waits for 1 of 2 pods to take up the share"),
+        (({**LISTED, "share": 0.1},), "waits for GLM5Service chat to list its share"),
+    ],
+)
+def test_it_is_deployed_only_when_the_services_own_status_says_the_same(listed: tuple[Json, ...], says: str) -> None:
+    found = step(PLAIN, in_phase("Loading"), replace(serving(), listed=listed), after(9))
+
+    assert (found.report["phase"], found.report["share"], says in found.report["message"]) == ("Loading", 1.0, True)
 
 
 def test_a_pod_that_came_meanwhile_and_refuses_is_named() -> None:
