@@ -149,7 +149,7 @@ class Trainer:
                 self._save()
             if stopped:
                 break
-            if step.is_last:
+            if step.is_last or (self._ranks.is_alone and self._asked_to_stop.is_set()):  # ranks agree while they exchange gradients
                 self._interrupt()
         self._finish()
         return self.progress
