@@ -99,9 +99,9 @@ def end(kube: Kube, pod: Json, code: int = 0, word: Json | str = "", *, reason: 
 
 
 def let_go_of_deleted(kube: Kube, namespace: str) -> None:
-    """What kubelet does with pods that are being deleted: it ends them and takes them away."""
+    """What kubelet does with pods that are being deleted: it ends them and takes them away. Those without a node are nobody's: they go."""
     for pod in kube.list("Pod", namespace):
-        if pod["metadata"].get("deletionTimestamp"):
+        if pod["metadata"].get("deletionTimestamp") and pod["spec"].get("nodeName"):
             if pod["status"].get("phase") not in {"Failed", "Succeeded"}:
                 end(kube, pod, 143)
             kubelet.let_go(kube, pod)

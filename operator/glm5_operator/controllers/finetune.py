@@ -151,6 +151,7 @@ class FinetuneController:
         uids = {child["metadata"]["uid"] for child in jobs}
         # Pods of Jobs that are gone count too, until they are: they hold cards and write checkpoints.
         pods = tuple(pod for pod in self.cache.pods(key) if _is_of_a_job(pod, uids, names.finetune_labels(key.name)))
+        pods += tuple(pod for pod in self.cache.ended_pods(key) if _is_of_a_job(pod, uids, {}))
         record = self.cache.get(kinds.CONFIG_MAP.name, key.namespace, names.outcome_name(key.name))
         ours = record is not None and any(child["metadata"]["uid"] == record["metadata"]["uid"] for child in children)
         nodes = {str(pod["spec"].get("nodeName") or "") for pod in pods} - {""}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Resources = list[Resource]  # a name of its own: inside the class `list` is the method
 
 _GRAVES: Final = 20_000  # deletions remembered, so that a list taken just before one can't bring the object back
+_LAST_STATES: Final = 1024  # a few kB each
 _POD_CONTAINER: Final = ("name", "image", "resources", "ports")
 _CHILD_KINDS: Final = frozenset(kind.name for kind in kinds.CHILDREN)
 _OWN_KINDS: Final = frozenset({kinds.SERVICE.name, kinds.FINETUNE.name, kinds.POOL.name})
@@ -55,6 +56,7 @@ class Cache:
         self._held_together: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._news: Counter[str] = Counter()
         self._graves: OrderedDict[Key, int] = OrderedDict()
+        self._last_states: OrderedDict[tuple[Group, Key], bytes] = OrderedDict()
         self._owner_of_label: dict[tuple[str, str, str], Key] = {}
 
     # Reading
@@ -85,6 +87,14 @@ class Cache:
         resources and ports, and its whole status.
         """
         return self._group((_LABEL_OF[owner.kind], owner.namespace, names.fit(owner.name)))
+
+    def ended_pods(self, owner: Key) -> Resources:
+        """Pods of a GLM5FinetuneJob that have ended and are gone by now, as they were at last; of all jobs the newest 1024.
+
+        A pod that is told to end goes within a moment of its last word, and that may be why its attempt failed: who looks later needs it.
+        """
+        group = (_LABEL_OF[owner.kind], owner.namespace, names.fit(owner.name))
+        return [decode(raw) for (of, _), raw in self._last_states.items() if of == group]
 
     def nodes(self, pool: str) -> Resources:
         """The nodes that carry `glm5.dev/pool=<pool>`, ordered by name.
@@ -177,7 +187,16 @@ class Cache:
             return False
         self._unlink(key, old)
         del self._entries[key.kind][key]
+        self._remember(key, old.group, resource)
         return True
+
+    def _remember(self, key: Key, group: Group | None, pod: Mapping[str, Any]) -> None:
+        """The last state of a trainer's pod that has ended."""
+        if group is None or group[0] != names.FINETUNE_LABEL or (pod.get("status") or {}).get("phase") not in {"Failed", "Succeeded"}:
+            return
+        self._last_states[group, key] = encode(_slim(key.kind, pod))
+        while len(self._last_states) > _LAST_STATES:
+            self._last_states.popitem(last=False)
 
     def rewind(self, kind: str) -> None:
         """Take whatever comes next of a kind, and remember no deletion of it: the server has gone back, to a backup say."""

@@ -317,3 +317,25 @@ def test_whatever_the_order_of_arrival_the_newest_state_wins(history: list[tuple
             cache.drop(resource)
 
     assert {key_of(item): item for item in cache.list("Deployment")} == {key: item for key, (item, what) in last.items() if what == "put"}
+
+
+def test_a_trainers_pod_that_ended_and_went_is_still_there_to_say_why_and_others_are_not() -> None:
+    cache = Cache()
+    job = Key("GLM5FinetuneJob", "ns", "tune")
+    cache.put(an_object("GLM5FinetuneJob", "tune", spec={"pool": "training"}))
+    ours, servers = {names.FINETUNE_LABEL: "tune"}, {names.SERVICE_LABEL: "tune"}
+    said = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 137, "message": "SIGKILL"}}}]}
+    pods = {
+        "a": an_object("Pod", "a", version=2, labels=ours, spec={"nodeName": "n"}, status=said),
+        "b": an_object("Pod", "b", version=2, labels=ours, spec={"nodeName": "n"}, status={"phase": "Running"}),
+        "c": an_object("Pod", "c", version=2, labels=servers, spec={"nodeName": "n"}, status=said),
+    }
+    for pod in pods.values():
+        cache.put({**pod, "status": {"phase": "Running"}})
+
+    for pod in pods.values():
+        cache.drop({**pod, "metadata": {**pod["metadata"], "resourceVersion": "3"}})
+
+    assert cache.pods(job) == []
+    assert [(pod["metadata"]["name"], pod["status"]) for pod in cache.ended_pods(job)] == [("a", said)]
+    assert cache.ended_pods(Key("GLM5FinetuneJob", "ns", "other")) == []
