@@ -189,11 +189,11 @@ def test_sigterm_before_the_first_step_ends_a_run_at_once_and_is_told_also_where
 
 def test_sigterm_while_rows_are_read_is_told_as_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_read", lambda _: signal.raise_signal(signal.SIGTERM))
-    config = write_run(tmp_path)
+    config, before = write_run(tmp_path), signal.getsignal(signal.SIGTERM)
 
     assert command.train(config, config.with_suffix(".json")) == 143
     assert ending(config)["outcome"] == "Interrupted"
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_nodes_that_are_told_different_numbers_of_ranks_end_at_once_and_are_told_both() -> None:
