@@ -72,7 +72,7 @@ def test_numbers_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
         ("training: {seed: !!int x}", "holds a value that can't be read"),
         ("training: {steps: !!timestamp x}", "holds a value that can't be read"),
         ("training: {seed: 2020-13-45}", "holds a value that can't be read"),
-        ("training: " + "[" * 1000, "nested too deeply"),
+        ("training: " + "[" * 20_000, "nested too deeply"),
         ("training: {steps: 1" + "0" * 400 + "}", "training.steps: Input should be less than or equal to 100000000"),
         ("training: {epochs: 100000000000}", "training.epochs: Input should be less than or equal to 10000"),
         ('deepspeed: "/a\\0b"', "deepspeed: a path holds no zero byte"),
