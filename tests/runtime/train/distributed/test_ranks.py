@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +204,6 @@ def test_overflows_are_counted_alike_and_the_scale_stays_the_same_on_all(tmp_pat
 
 
 def overflowing(ranks: Ranks, folder: Path, changes: dict[str, Any]) -> tuple[int, float]:
-    logging.getLogger("glm5_runtime").setLevel(logging.ERROR)
     run = prepare(settings(folder, **changes), ROWS, ranks=ranks)
     run.trainer._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
     run.trainer.run()
