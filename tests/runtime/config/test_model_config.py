@@ -142,7 +142,7 @@ def test_a_file_that_is_no_json_object_is_refused(content: bytes, tmp_path: Path
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json: not found; --model"):
+    with pytest.raises(ConfigError, match=r"config\.json: not found; model must name"):
         ModelConfig.from_dir(tmp_path / "nothing")
 
 
