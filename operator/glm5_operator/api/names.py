@@ -18,14 +18,21 @@ FINETUNE_KIND: Final = "GLM5FinetuneJob"
 FINETUNE_PLURAL: Final = "glm5finetunejobs"
 POOL_KIND: Final = "NPUPool"
 POOL_PLURAL: Final = "npupools"
+NODE_KIND: Final = "AscendNode"
+NODE_PLURAL: Final = "ascendnodes"
 
 FIELD_MANAGER: Final = "glm5-operator"
+AGENT_FIELD_MANAGER: Final = "glm5-agent"
 LEASE_NAME: Final = "glm5-operator"
 
 # On nodes.
 POOL_LABEL: Final = f"{GROUP}/pool"
 ROLE_TAINT: Final = f"{GROUP}/role"
 TAINT_EFFECT: Final = "NoSchedule"
+HEALTH_TAINT: Final = f"{GROUP}/health"
+"""On a node whose cards are in remedy or quarantined; its value is `remedy` or `quarantined`."""
+RELEASE_ANNOTATION: Final = f"{GROUP}/release"
+"""On an AscendNode: a person takes it out of quarantine. Its value names who and why; the operator takes it off when it has obeyed."""
 
 # On children of a service or a fine-tuning job, and on their pods.
 SERVICE_LABEL: Final = f"{GROUP}/service"

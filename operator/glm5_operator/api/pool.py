@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from . import names
 from .common import ApiObject, Condition, Model, StatusModel
+from .health_policy import HealthPolicy
 from .podtemplate import PodTemplate
 from .rules import validations
 
@@ -51,6 +52,8 @@ class NPUPoolSpec(Model):
     """Whether the nodes get the taint glm5.dev/role=<role>:NoSchedule, which keeps every other pod away. It is set only when all
     DaemonSets of those nodes tolerate it, or the next device-plugin update would take the cards away. Default: false.
     """
+    health: HealthPolicy | None = None
+    """How sick cards are treated, and how much of it is done at most. Default: DryRun, which says what would be done."""
     pod_template: PodTemplate | None = None
     """Part of a PodTemplateSpec that every pod on this pool gets, below the service's own podTemplate: driver mounts, proxies,
     pull secrets, a runtime class. What belongs to the site goes here, so that services stay short.

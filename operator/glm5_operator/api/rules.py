@@ -250,6 +250,11 @@ def _shape_rules() -> tuple[Rule, ...]:
         ),
         duration("drain-timeout", "1s", "2h"),
         duration("startup-timeout", "10s", "24h"),
+        duration("thermal-sustain", "0s", "24h"),
+        duration("health-window", "1m", "168h"),
+        duration("health-debounce", "0s", "24h"),
+        duration("health-verify", "1s", "24h"),
+        duration("health-drain", "1s", "24h"),
         Rule(
             "secret-name",
             f"self.matches('^{SUBDOMAIN}$')",

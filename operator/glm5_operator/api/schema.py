@@ -13,6 +13,7 @@ import yaml
 
 from . import names
 from .finetune import GLM5FinetuneJob
+from .node import AscendNode
 from .pool import NPUPool
 from .service import GLM5Service
 
@@ -35,7 +36,12 @@ class UnsupportedSchemaError(Exception):
 
 def crds() -> dict[str, dict[str, Any]]:
     """All CRDs, by the name of their file."""
-    made = {names.SERVICE_PLURAL: service_crd(), names.FINETUNE_PLURAL: finetune_crd(), names.POOL_PLURAL: pool_crd()}
+    made = {
+        names.SERVICE_PLURAL: service_crd(),
+        names.FINETUNE_PLURAL: finetune_crd(),
+        names.POOL_PLURAL: pool_crd(),
+        names.NODE_PLURAL: node_crd(),
+    }
     return {f"{names.GROUP}_{plural}.yaml": crd for plural, crd in made.items()}
 
 
@@ -125,6 +131,28 @@ def pool_crd() -> dict[str, Any]:
             _column("Age", ".metadata.creationTimestamp", "Time since creation.", kind="date"),
             _column("Resource", ".status.resourceName", "Extended resource that counts the cards.", priority=1),
             _column("Message", _condition("Ready", "message"), "Why, in words.", priority=1),
+        ],
+    )
+
+
+def node_crd() -> dict[str, Any]:
+    """The CRD of AscendNode."""
+    return _crd(
+        AscendNode,
+        plural=names.NODE_PLURAL,
+        short="ascendnode",
+        scope="Cluster",
+        categories=["ascend"],
+        subresources={"status": {}},
+        columns=[
+            _column("Product", ".status.facts.product", "Ascend product."),
+            _column("Driver", ".status.facts.driver", "HDK version."),
+            _column("Healthy", _condition("CardsHealthy", "status"), "Whether all cards are well."),
+            _column("Remedy", ".status.remedy.state", "What is being done about it."),
+            _column("Reason", ".status.remedy.reason", "Why, in one word."),
+            _column("Fresh", _condition("FactsFresh", "status"), "Whether the source of these facts can be believed."),
+            _column("Age", ".metadata.creationTimestamp", "Time since creation.", kind="date"),
+            _column("Message", ".status.remedy.message", "Why, in words.", priority=1),
         ],
     )
 

@@ -1,0 +1,48 @@
+"""How sick cards of a pool are treated: part of an NPUPool's spec."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .common import Duration, Model
+from .rules import validations
+
+Mode = Literal["Off", "DryRun", "Auto"]
+ThermalAction = Literal["Alert", "Reset"]
+
+
+class ThermalRule(Model):
+    """A card that is hot and busy for long is treated as faulty."""
+
+    temperature: Annotated[int, Field(ge=40, le=120)]
+    """°C, above which it counts."""
+    utilisation: Annotated[int, Field(ge=0, le=100)] = 0
+    """Percent of AI cores in use, above which it counts; 0 counts always."""
+    sustain: Annotated[Duration, Field(json_schema_extra=validations("thermal-sustain"))] = timedelta(minutes=5)
+    """For how long both must hold."""
+    action: ThermalAction = "Alert"
+    """Alert: a condition and an event. Reset: the remedy of a fault that asks for a reset."""
+
+
+class HealthPolicy(Model):
+    """What is done about sick cards, and how much of it at most."""
+
+    mode: Mode | None = None
+    """Off: facts are shown, nothing is graded. DryRun: the status says what would be done. Auto: it is done. Default: DryRun."""
+    resets: Annotated[int, Field(ge=0, le=24)] | None = None
+    """Resets of a node in `window` at most; the next fault that asks for one ends in quarantine. Default: 2."""
+    window: Annotated[Duration, Field(json_schema_extra=validations("health-window"))] | None = None
+    """Time over which resets and faults are counted. Default: 24h."""
+    nodes_in_remedy: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Nodes of the pool out of service at once, at most; the others wait, quiesced. Default: 1."""
+    debounce: Annotated[Duration, Field(json_schema_extra=validations("health-debounce"))] | None = None
+    """How long health must be good again before a suspect card is believed well. Default: 60s."""
+    verify: Annotated[Duration, Field(json_schema_extra=validations("health-verify"))] | None = None
+    """How long health must be good after a reset before the node returns. Default: 60s."""
+    drain: Annotated[Duration, Field(json_schema_extra=validations("health-drain"))] | None = None
+    """How long pods may take to end before somebody is asked. Default: 15m."""
+    idle_memory: Annotated[int, Field(ge=0, le=65536)] | None = None
+    """HBM in use, MiB, up to which a card without processes counts as idle. Default: 6144 (4.9 GiB is the most seen, on 950DT)."""
+    thermal: Annotated[tuple[ThermalRule, ...], Field(strict=False, max_length=8)] | None = None
+    """Rules for hot cards. Default: alert above 85 °C and 95 % for 5m; none on 310P, whose cards idle at 78 to 86 °C."""

@@ -1,0 +1,139 @@
+"""AscendNode: what is known of one node's cards, and what is being done about them.
+
+Two hands write it. The node agent writes `status.facts` and `status.resets`, of its own node only; the operator makes the object, asks for
+resets in `spec`, and writes `status.remedy`. People read it, and set one annotation: `glm5.dev/release` takes a node out of quarantine.
+"""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from . import names
+from .common import ApiObject, Condition, Model, StatusModel
+from .node_facts import NodeFactsReport
+
+RemedyState = Literal[
+    "Healthy", "Suspect", "Quiescing", "Draining", "WaitingMindCluster", "Resetting", "Verifying", "Returning", "Quarantined"
+]
+Radius = Literal["Device", "Card", "Node"]
+ResetState = Literal["Running", "Succeeded", "Failed", "Refused", "Unknown"]
+
+MOST_REMEDIES: Final = 20
+"""Steps that the status keeps."""
+MOST_RESETS: Final = 5
+"""Resets that the agent's report keeps."""
+
+_Cards = Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(strict=False, max_length=64)]
+_Text = Annotated[str, Field(max_length=1024)]
+_Time = Annotated[str, Field(max_length=40)]
+
+
+class ResetRequest(Model):
+    """One reset that the agent is to do. The same id is never done twice."""
+
+    id: Annotated[str, Field(min_length=1, max_length=63)]
+    """Which one; a new request has a new id."""
+    radius: Radius
+    """What is reset: a device (chip), a card with all its chips, or all cards of the node."""
+    cards: _Cards
+    """Physical ids of all cards that the reset takes, also those that are well."""
+    deadline: _Time
+    """Not begun after this time (RFC 3339)."""
+
+
+class AscendNodeSpec(Model):
+    """What the operator asks of the agent. Nobody else writes it."""
+
+    reset: ResetRequest | None = None
+    """The reset that is asked for; absent when there is none."""
+
+
+class RemedyEntry(StatusModel):
+    """One step of a remedy."""
+
+    time: _Time
+    """When it was taken."""
+    state: Annotated[str, Field(max_length=32)]
+    """The state from then on."""
+    reason: Annotated[str, Field(max_length=128)]
+    """Why, in one CamelCase word."""
+    message: _Text = ""
+    """Why, in words."""
+
+
+class RemedyReport(StatusModel):
+    """What is being done about the node's cards. Written by the operator."""
+
+    state: RemedyState
+    """Where the remedy is: docs/health.md has the table of all transitions."""
+    since: _Time
+    """When that state began."""
+    reason: Annotated[str, Field(max_length=128)]
+    """Why, in one CamelCase word."""
+    message: _Text = ""
+    """Why, in words, with what to do where a person is needed."""
+    dry_run: bool | None = None
+    """The state says what would be done; nothing is."""
+    id: Annotated[str, Field(max_length=63)] | None = None
+    """The reset that was asked for last."""
+    radius: Radius | None = None
+    """What the remedy takes: a device, a card, or the node."""
+    cards: _Cards | None = None
+    """Physical ids of the cards in that radius."""
+    faulty: _Cards | None = None
+    """Physical ids of the cards with the faults that it is about."""
+    resets: Annotated[tuple[_Time, ...], Field(strict=False, max_length=64)] | None = None
+    """When resets were asked for, oldest first, as far as the budget looks back."""
+    quieted: Annotated[tuple[Annotated[str, Field(max_length=320)], ...], Field(strict=False, max_length=128)] | None = None
+    """Pods (namespace/name) that were taken out of traffic for it."""
+    cordoned: bool | None = None
+    """The node carries our taint for it."""
+    history: Annotated[tuple[RemedyEntry, ...], Field(strict=False, max_length=MOST_REMEDIES)] | None = None
+    """The newest steps, oldest first."""
+
+
+class ResetReport(StatusModel):
+    """How far a reset is. Written by the agent."""
+
+    id: Annotated[str, Field(max_length=63)]
+    """The request's."""
+    state: ResetState
+    """Unknown: the agent ended while it ran, and what became of it shows only in the cards' health."""
+    reason: Annotated[str, Field(max_length=128)] = ""
+    """Why it failed or was refused, in one CamelCase word: CardsBusy, NeedsHost, HccsOn, VirtualNPU, NotRoot, AnotherReset, TooLate, …"""
+    message: _Text = ""
+    """In words, with what to do."""
+    started: _Time | None = None
+    """When the command was started."""
+    ended: _Time | None = None
+    """When it ended."""
+    exit_code: int | None = None
+    """Of the command; it alone proves nothing."""
+    output: Annotated[str, Field(max_length=4096)] = ""
+    """The end of what the command printed."""
+
+
+class AscendNodeStatus(StatusModel):
+    """What is."""
+
+    facts: NodeFactsReport | None = None
+    """What the node agent has read. Written by the agent."""
+    resets: Annotated[tuple[ResetReport, ...], Field(strict=False, max_length=MOST_RESETS)] | None = None
+    """The newest resets, oldest first. Written by the agent."""
+    remedy: RemedyReport | None = None
+    """What is being done about it. Written by the operator."""
+    conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=32)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    )
+    """CardsHealthy; FactsFresh: the source can be believed; Quarantined. Written by the operator."""
+
+
+class AscendNode(ApiObject):
+    """The cards of one node: their health, who holds them, and the remedy under way. Bears the node's name."""
+
+    api_version: Literal["glm5.dev/v1alpha1"] = names.API_VERSION
+    kind: Literal["AscendNode"] = names.NODE_KIND
+    spec: AscendNodeSpec = Field(default_factory=AscendNodeSpec)
+    """What the operator asks of the agent."""
+    status: AscendNodeStatus | None = None
+    """What is."""
