@@ -94,6 +94,8 @@ class Operator:
     def news(self, kind: Kind, event: str | None, resource: Mapping[str, Any]) -> None:
         """One watch event: into the cache, and if the cache didn't know that yet, wake who cares."""
         self.health.sign_of_life(kind.name, time.monotonic(), resource["metadata"].get("namespace") or "")
+        if resource.get("kind") != kind.name:
+            resource = {**resource, "kind": kind.name}  # some of a kind, kept under a name of their own
         known = self.cache.drop(resource) if event == "DELETED" else self.cache.put(resource)
         self.metrics.watch_events.labels(kind.name, "true" if known else "false").inc()
         if known:
@@ -137,7 +139,7 @@ class Operator:
 
     async def wait_for_crds(self) -> None:
         """Kopf looks for its kinds once, at start; ours must be served by then."""
-        wanted = {kind.plural for kind in (kinds.POOL, *kinds.OWNERS)}
+        wanted = {kind.plural for kind in (kinds.POOL, kinds.ASCEND_NODE, *kinds.OWNERS)}
         path = f"/apis/{kinds.SERVICE.api_version}"
         while True:
             try:

@@ -42,6 +42,7 @@ def place(cluster: ApiCluster) -> Iterator[Site]:
         "glm5services.glm5.dev",
         "glm5finetunejobs.glm5.dev",
         "npupools.glm5.dev",
+        "ascendnodes.glm5.dev",
     )
     site.kubectl("delete", "namespace", "--ignore-not-found", USERS_NAMESPACE, owned.OPERATOR_NAMESPACE, steps.NAMESPACE)
 

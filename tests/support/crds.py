@@ -16,7 +16,7 @@ CRDS = Path(__file__).parents[2] / "crds"
 def install_crds(cluster: ApiCluster) -> None:
     """Plain client-side `kubectl apply`, then a poll: `kubectl wait` fails when it comes before the first condition is written."""
     cluster.kubectl("apply", "-f", str(CRDS))
-    collections = ("namespaces/default/glm5services", "namespaces/default/glm5finetunejobs", "npupools")
+    collections = ("namespaces/default/glm5services", "namespaces/default/glm5finetunejobs", "npupools", "ascendnodes")
 
     def served() -> bool:
         return all(cluster.http.get(f"/apis/glm5.dev/v1alpha1/{collection}").is_success for collection in collections)

@@ -19,6 +19,7 @@ _PATHS = {
     "GLM5Service": ("/apis/glm5.dev/v1alpha1", "glm5services", True),
     "GLM5FinetuneJob": ("/apis/glm5.dev/v1alpha1", "glm5finetunejobs", True),
     "NPUPool": ("/apis/glm5.dev/v1alpha1", "npupools", False),
+    "AscendNode": ("/apis/glm5.dev/v1alpha1", "ascendnodes", False),
     "Deployment": ("/apis/apps/v1", "deployments", True),
     "ReplicaSet": ("/apis/apps/v1", "replicasets", True),
     "DaemonSet": ("/apis/apps/v1", "daemonsets", True),

@@ -68,6 +68,8 @@ _OURS_OF_TRAINING: Final = f"{names.APP_MANAGED_BY_LABEL}={names.MANAGED_BY},{na
 SERVICE: Final = Kind(names.SERVICE_KIND, names.GROUP, names.VERSION, names.SERVICE_PLURAL, feed=Feed.KOPF)
 FINETUNE: Final = Kind(names.FINETUNE_KIND, names.GROUP, names.VERSION, names.FINETUNE_PLURAL, feed=Feed.KOPF)
 POOL: Final = Kind(names.POOL_KIND, names.GROUP, names.VERSION, names.POOL_PLURAL, namespaced=False, feed=Feed.KOPF)
+ASCEND_NODE: Final = Kind(names.NODE_KIND, names.GROUP, names.VERSION, names.NODE_PLURAL, namespaced=False, feed=Feed.STREAM)
+"""Made by the operator, and written by the node agents: as many as there are nodes, so kopf isn't asked to watch them."""
 NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False, feed=Feed.STREAM)
 POD: Final = Kind("Pod", "", "v1", "pods", feed=Feed.STREAM)
 """Without a selector: pods of others hold cards too, and no label or field tells which. Of theirs the cache keeps only those that do."""
@@ -77,6 +79,8 @@ CLIENT_SERVICE: Final = Kind("Service", "", "v1", "services", feed=Feed.STREAM, 
 DISRUPTION_BUDGET: Final = Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", selector=_OURS)
 JOB: Final = Kind("Job", "batch", "v1", "jobs", feed=Feed.STREAM, selector=_OURS_OF_TRAINING)
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS_OF_ANY)
+MIND_CLUSTER_MAP: Final = Kind("MindClusterMap", "", "v1", "configmaps", feed=Feed.STREAM, selector="mx-consumer-cim=true")
+"""ConfigMaps of MindCluster's device plugin and NodeD, under a name of our own: in the cache they aren't mixed with those we write."""
 POD_GROUP: Final = Kind(names.POD_GROUP_KIND, "scheduling.volcano.sh", "v1beta1", "podgroups", selector=_OURS_OF_TRAINING, optional=True)
 """Of Volcano, where that is installed."""
 DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
@@ -85,8 +89,8 @@ LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases", cached=False
 NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False, cached=False)
 
 ALL: Final = (
-    SERVICE, FINETUNE, POOL, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, POD_GROUP, DAEMON_SET, EVENT, LEASE,
-    NAMESPACE,
+    SERVICE, FINETUNE, POOL, ASCEND_NODE, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, MIND_CLUSTER_MAP,
+    POD_GROUP, DAEMON_SET, EVENT, LEASE, NAMESPACE,
 )  # fmt: skip
 CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, POD_GROUP)
 OWNERS: Final = (SERVICE, FINETUNE)

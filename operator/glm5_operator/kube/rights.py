@@ -56,14 +56,27 @@ CLUSTER: Final = (
     _right(kinds.FINETUNE, ("update",), "Owner references, as of services.", subresource="finalizers"),
     _right(kinds.POOL, _SEE, "Pools to plan."),
     _right(kinds.POOL, ("patch",), "Counts, conflicts and conditions.", subresource="status"),
+    _right(
+        kinds.ASCEND_NODE,
+        (*_SEE, "create", "patch", "delete"),
+        "One for each node of a pool; the reset that the agent is asked for; and the note of a person who released a node, once obeyed.",
+    ),
+    _right(kinds.ASCEND_NODE, ("patch",), "The remedy and its conditions; what agents report stays theirs.", subresource="status"),
     _right(kinds.NODE, (*_SEE, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
     _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards pods hold, also those that aren't ours. No logs, no exec."),
     _right(
         kinds.POD,
         ("patch",),
         "One annotation of replicas that take adapters, glm5.dev/adapters: kubelet then brings them the changed list at once. "
-        "Nothing else of a pod is ever written.",
+        "One label, glm5.dev/serving: taken off a replica whose card failed, and put back. Nothing else of a pod is ever written.",
     ),
+    _right(
+        kinds.POD,
+        ("create",),
+        "Pods on failed cards are asked to end, with their own grace and under their disruption budgets.",
+        subresource="eviction",
+    ),
+    _right(kinds.MIND_CLUSTER_MAP, _SEE, "What MindCluster says of the cards' health, where it is installed."),
     *(
         _right(
             kind,

@@ -123,9 +123,8 @@ def _refused(release: Release) -> bool:
 
 def test_crds_that_were_applied_by_hand_are_taken_over_only_when_told(release: Release) -> None:
     release.helm("uninstall", RELEASE, "--no-hooks", "--ignore-not-found")
-    release.cluster.kubectl(
-        "delete", "crd", "--ignore-not-found", "glm5services.glm5.dev", "glm5finetunejobs.glm5.dev", "npupools.glm5.dev"
-    )
+    kinds = ("glm5services", "glm5finetunejobs", "npupools", "ascendnodes")
+    release.cluster.kubectl("delete", "crd", "--ignore-not-found", *(f"{kind}.glm5.dev" for kind in kinds))
     release.cluster.kubectl("apply", "-f", str(CHART.parents[1] / "crds"))
     with pytest.raises(CommandFailedError, match="invalid ownership metadata"):
         release.install()

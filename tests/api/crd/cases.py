@@ -195,6 +195,15 @@ SERVICE_CASES = [
     ),
 ]
 
+
+def _health(**fields: str) -> Json:
+    return pool({"health": fields})
+
+
+def _thermal(sustain: str) -> Json:
+    return pool({"health": {"thermal": [{"temperature": 85, "sustain": sustain}]}})
+
+
 POOL_CASES = [
     Case("pool-name", pool(name="a" * 63), pool(name="a.b"), "value of glm5.dev/pool"),
     Case(
@@ -225,6 +234,11 @@ POOL_CASES = [
     ),
     Case("pool-namespaces", pool({"namespaces": ["prod", "test"]}), pool({"namespaces": ["*"]}), "leave the field out"),
     Case("pool-resource", pool({"resourceName": "huawei.com/Ascend910"}), pool({"resourceName": "Ascend910"}), "huawei.com/Ascend910"),
+    Case("thermal-sustain", _thermal("24h"), _thermal("24h1s"), "between 0s and 24h"),
+    Case("health-window", _health(window="1m"), _health(window="59s"), "between 1m and 168h"),
+    Case("health-debounce", _health(debounce="0s"), _health(debounce="25h"), "between 0s and 24h"),
+    Case("health-verify", _health(verify="1s"), _health(verify="0s"), "between 1s and 24h"),
+    Case("health-drain", _health(drain="24h"), _health(drain="24h1s"), "between 1s and 24h"),
 ]
 
 CASES = SERVICE_CASES + POOL_CASES + FINETUNE_CASES + DEPLOY_CASES

@@ -11,11 +11,11 @@ def test_nothing_is_written_but_what_plans_make_and_what_carries_marks() -> None
     written = {resource.split("/")[0] for right in rights.CLUSTER if WRITING & set(right.verbs) for resource in right.resources}
     children = {kind.plural for kind in kinds.CHILDREN}
 
-    assert written == children | {"glm5services", "glm5finetunejobs", "npupools", "nodes", "pods", "events"}
+    assert written == children | {"glm5services", "glm5finetunejobs", "npupools", "ascendnodes", "nodes", "pods", "events"}
     assert children == {"deployments", "services", "poddisruptionbudgets", "jobs", "configmaps", "podgroups"}
 
 
-def test_of_pods_nothing_but_a_patch_is_allowed() -> None:
-    of_pods = {verb for right in rights.CLUSTER for verb in right.verbs if any(name.startswith("pods") for name in right.resources)}
+def test_of_pods_nothing_but_a_patch_and_an_eviction_is_allowed() -> None:
+    of_pods = {(name, verb) for right in rights.CLUSTER for verb in right.verbs for name in right.resources if name.startswith("pods")}
 
-    assert of_pods == {"list", "watch", "patch"}
+    assert of_pods == {("pods", "list"), ("pods", "watch"), ("pods", "patch"), ("pods/eviction", "create")}
