@@ -32,15 +32,15 @@ class HealthPolicy(Model):
     """Off: facts are shown, nothing is graded. DryRun: the status says what would be done. Auto: it is done. Default: DryRun."""
     resets: Annotated[int, Field(ge=0, le=24)] | None = None
     """Resets of a node in `window` at most; the next fault that asks for one ends in quarantine. Default: 2."""
-    window: Annotated[Duration, Field(json_schema_extra=validations("health-window"))] | None = None
+    window: Duration | None = Field(default=None, json_schema_extra=validations("health-window"))
     """Time over which resets and faults are counted. Default: 24h."""
     nodes_in_remedy: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Nodes of the pool out of service at once, at most; the others wait, quiesced. Default: 1."""
-    debounce: Annotated[Duration, Field(json_schema_extra=validations("health-debounce"))] | None = None
+    debounce: Duration | None = Field(default=None, json_schema_extra=validations("health-debounce"))
     """How long health must be good again before a suspect card is believed well. Default: 60s."""
-    verify: Annotated[Duration, Field(json_schema_extra=validations("health-verify"))] | None = None
+    verify: Duration | None = Field(default=None, json_schema_extra=validations("health-verify"))
     """How long health must be good after a reset before the node returns. Default: 60s."""
-    drain: Annotated[Duration, Field(json_schema_extra=validations("health-drain"))] | None = None
+    drain: Duration | None = Field(default=None, json_schema_extra=validations("health-drain"))
     """How long pods may take to end before somebody is asked. Default: 15m."""
     idle_memory: Annotated[int, Field(ge=0, le=65536)] | None = None
     """HBM in use, MiB, up to which a card without processes counts as idle. Default: 6144 (4.9 GiB is the most seen, on 950DT)."""
