@@ -16,6 +16,7 @@ from glm5_operator.plan.gang import in_group, is_volcanos, pod_group, queue_of
 from glm5_operator.plan.offer import offer_of
 from glm5_operator.plan.places import places_of
 from glm5_operator.plan.pod import quantity
+from glm5_operator.plan.preflight import preflight
 from glm5_operator.plan.product import GB
 from glm5_operator.plan.recipe import recipe_of
 from glm5_operator.plan.sizing import CPU_MILLIS, GIB, MEMORY_LEAST, MIB, SHM_LEAST, SHM_LIMIT, SHM_SHARE
@@ -73,6 +74,10 @@ def plan_attempt(job: GLM5FinetuneJob, facts: FinetuneFacts, attempt: int) -> At
         return AttemptPlan(stalled=finetune_findings.half_a_card(cards))
     if too_large := _too_large(job, offer):
         return AttemptPlan(stalled=too_large)
+    unfit = preflight(facts.site.images.get("native", ""), "native", offer)
+    if unfit.why is not None and len(offer.nodes) - len(unfit.unfit) < nodes:
+        return AttemptPlan(stalled=unfit.why)
+    facts = replace(facts, avoided=facts.avoided | unfit.unfit)
     room = _room(offer, nodes, cards, facts)
     if room.able < nodes:
         return AttemptPlan(stalled=finetune_findings.too_few_nodes(job.spec.pool, offer.resource, nodes, cards, room.able))

@@ -59,6 +59,7 @@ class NodeFacts:
         schedulable: not cordoned.
         held: NPU cards (dies on A3) that pods on the node hold, ours and others' alike.
         taints: the keys and values of its taints with effect NoSchedule or NoExecute, as `key=value`.
+        driver: HDK version, from the device plugin's label or the node agent; empty when nobody has read it.
     """
 
     name: str
@@ -69,6 +70,7 @@ class NodeFacts:
     schedulable: bool = True
     held: int = 0
     taints: frozenset[str] = frozenset()
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CHIP_LABEL: Final = "node.kubernetes.io/npu.chip.name"  # the device plugin writes it: 910B3, 310P3, Ascend950DT
 BOARD_LABEL: Final = "accelerator-type"  # admins write it by hand: module-910b-8, module-a3-16
 SERVER_LABEL: Final = "servertype"  # the device plugin: Ascend910B-20, Ascend310P-8
+DRIVER_LABEL: Final = "huawei.com/driver.version"  # the device plugin: 25.2.0
 MEMORY_LABEL: Final = "mind-cluster/npu-chip-memory"  # the device plugin: 64G
 
 GB: Final = 10**9
@@ -107,6 +108,7 @@ def node_facts(node: Mapping[str, Any], held: int = 0) -> NodeFacts:
         schedulable=not spec.get("unschedulable", False),
         held=held,
         taints=frozenset(f"{entry.get('key', '')}={entry.get('value', '')}" for entry in taints),
+        driver=str(labels.get(DRIVER_LABEL, "")),
     )
 
 

@@ -19,6 +19,7 @@ from glm5_operator.plan.children import client_service, deployment, disruption_b
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.offer import offer_of
 from glm5_operator.plan.pod import PodInput, pod_template, quantity, revision_of
+from glm5_operator.plan.preflight import preflight
 from glm5_operator.plan.recipe import CARDS_PER_NODE
 from glm5_operator.plan.rollout import choose_rollout
 from glm5_operator.plan.sizing import Hardware, Sizing, size
@@ -83,7 +84,7 @@ def plan_service(service: GLM5Service, facts: ServiceFacts) -> ServicePlan:
     draft = _draft(service, facts)
     if isinstance(draft, Finding):
         return _stalled(draft)
-    lacking = _lacks_cards(draft)
+    lacking = _lacks_cards(draft) or _does_not_run(draft)
     if lacking:
         return _stalled(lacking, draft)
     pod = _pod(draft)
@@ -170,6 +171,12 @@ def _lacks_cards(draft: _Draft) -> Finding | None:
     return findings.not_enough_cards(offer.pool.metadata.name, offer.resource, sizing.cards, offer.largest_node)
 
 
+def _does_not_run(draft: _Draft) -> Finding | None:
+    """No node of the pool can run the image. Where some can, that is a warning: a driver is updated node by node."""
+    found = preflight(draft.image, draft.spec.engine_name, draft.offer)
+    return found.why if found.none_fits else None
+
+
 def _pod(draft: _Draft) -> Manifest | Finding:
     files = model_files(draft.spec.model.source, draft.spec.model.name)
     if isinstance(files, Finding):
@@ -204,11 +211,12 @@ def _planned(draft: _Draft, pod: Manifest) -> ServicePlan:
     )
     room = offer.room(sizing.cards)
     crowded = (findings.replicas_exceed_pool(offer.pool.metadata.name, draft.spec.replicas, room),) if draft.spec.replicas > room else ()
+    uneven = preflight(draft.image, draft.spec.engine_name, offer).why
     return ServicePlan(
         objects=objects,
         resolved=_resolved(draft, pod),
         stalled=None,
-        warnings=(*sizing.warnings, *crowded, *_left_out(adapters)),
+        warnings=(*sizing.warnings, *crowded, *((uneven,) if uneven else ()), *_left_out(adapters)),
         revision=revision,
         endpoint=endpoint_of(service, draft.facts.site.cluster_domain),
         startup=draft.startup,

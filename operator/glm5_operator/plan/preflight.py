@@ -1,0 +1,59 @@
+"""Which nodes of a pool can't run an image: driver too old for its CANN, or built for other cards.
+
+Called by service and attempt planning before anything starts: ten minutes of loading would end in an import error. A node whose driver
+nobody has read is let through; the runtime looks again when it starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from glm5_operator.plan.compat import of_image, unfit
+from glm5_operator.plan.facts import Finding
+
+if TYPE_CHECKING:
+    from glm5_operator.plan.compat import Check
+    from glm5_operator.plan.offer import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What was found.
+
+    Attributes:
+        unfit: nodes that can't run the image.
+        why: the finding that names them; None when all can, as far as is known.
+        none_fits: no node of the pool can.
+    """
+
+    unfit: frozenset[str] = frozenset()
+    why: Finding | None = None
+    none_fits: bool = False
+
+
+def preflight(image: str, engine: str, offer: Offer) -> Preflight:
+    """Compare an image with the nodes of a pool.
+
+    Args:
+        image: the reference that pods would run.
+        engine: `native` or `vllm`: whose image it is.
+        offer: the pool.
+    """
+    versions = of_image(image, engine)
+    faults = [(node.name, fault) for node in offer.nodes if (fault := unfit(versions, node.driver, offer.product))]
+    if not faults:
+        return Preflight()
+    return Preflight(frozenset(name for name, _ in faults), _finding(image, offer, faults), len(faults) == len(offer.nodes))
+
+
+def _finding(image: str, offer: Offer, faults: list[tuple[str, Check]]) -> Finding:
+    first = faults[0][1]
+    names = [name for name, fault in faults if fault == first]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    remedy = "update the driver there" if first.found.startswith("driver") else "set the image for these cards"
+    return Finding(
+        "VersionsDoNotFit",
+        f"{first.sentence} in {image}, on {shown} of NPUPool {offer.pool.metadata.name}: {remedy}, or take an image that `glm5 compat`"
+        " lists for them",
+    )
