@@ -16,6 +16,7 @@ from .rules import validations
 
 Role = Literal["Inference", "Training"]
 ProductName = Literal["A2", "A3", "310P", "950"]
+Enforcement = Literal["Warn", "Deny", "Evict"]
 
 _SET = {"x-kubernetes-list-type": "set"}
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -51,6 +52,11 @@ class NPUPoolSpec(Model):
     taint: bool | None = None
     """Whether the nodes get the taint glm5.dev/role=<role>:NoSchedule, which keeps every other pod away. It is set only when all
     DaemonSets of those nodes tolerate it, or the next device-plugin update would take the cards away. Default: false.
+    """
+    enforcement: Enforcement | None = None
+    """What is done about pods that take cards outside the pool's rules. Warn: people are told, at admission and in the status. Deny: a new
+    pod that asks for cards without naming a pool that is open to its namespace, or that names a node, is refused. Evict: the same, and a
+    pod that holds cards of this pool against its rules is evicted. What runs is never touched otherwise. Default: Deny.
     """
     health: HealthPolicy | None = None
     """How sick cards are treated, and how much of it is done at most. Default: DryRun, which says what would be done."""

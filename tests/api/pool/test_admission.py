@@ -1,0 +1,210 @@
+"""The admission layer alone: no operator runs, no node has a label or a taint, and the chart's policies meet pods that want cards.
+
+Real: API server, controller manager, scheduler, the policies as helm renders them. Nothing else is there that could refuse a pod.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.cluster.api import ApiCluster, ApiOptions
+from tests.cluster.nodes import RESOURCE
+from tests.cluster.tools import tool
+from tests.support.chart import Chart
+from tests.support.crds import install_crds
+from tests.support.documents import pool
+from tests.support.kube import Json, Kube, until
+
+pytestmark = pytest.mark.api
+
+POOL = {"glm5.dev/pool": "inference"}
+VALUES = {"admission": {"exemptNamespaces": ["lab"], "daemonSetNamespaces": ["site"], "resources": ["example.com/card"]}}
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """CRDs and policies, the namespaces that they name, and a pool that is open to `prod` alone."""
+    with ApiCluster.start(options=ApiOptions(kwok=False)) as cluster:
+        install_crds(cluster)
+        kube = Kube(cluster.http)
+        for name in ("prod", "dev", "lab", "site"):
+            kube.create({"kind": "Namespace", "metadata": {"name": name}})
+            until(f"the ServiceAccount of {name}", lambda name=name: kube.find("ServiceAccount", name, "default") is not None)
+        policies = [item for item in Chart(tool("helm"), tmp_path_factory.mktemp("helm")).render(VALUES) if "Admission" in item["kind"]]
+        for item in policies:
+            kube.create(item)
+        kube.create(pool("inference", namespaces=["prod"]))
+        until("the policies to be in force", lambda: _refusal(kube, a_pod("prod", name=_fresh())) != "", 60)
+        yield kube
+
+
+@pytest.fixture
+def enforcement(bare: Kube) -> Iterator[None]:
+    """Whatever a test sets the pool to, the next finds it as it was."""
+    yield
+    bare.patch("NPUPool", "", "inference", {"spec": {"enforcement": None}})
+    until("pods to be refused again", lambda: _refusal(bare, a_pod("prod", name=_fresh())) != "", 60)
+
+
+def a_pod(namespace: str, *, name: str = "", resource: str = RESOURCE, count: str = "1", **spec: object) -> Json:
+    resources = {"limits": {resource: count}} if resource else {}
+    container = {"name": "main", "image": "train:1", "resources": resources}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name or _fresh(), "namespace": namespace},
+        "spec": {"containers": [container], **spec},
+    }
+
+
+def _fresh() -> str:
+    return f"p-{secrets.token_hex(4)}"
+
+
+def _answer(kube: Kube, document: Json) -> httpx.Response:
+    version = {"Pod": "v1", "Deployment": "apps/v1", "Job": "batch/v1", "DaemonSet": "apps/v1"}[document["kind"]]
+    path = kube.path(document["kind"], document["metadata"]["namespace"])
+    return kube.http.post(path, params={"dryRun": "All"}, json={"apiVersion": version, **document})
+
+
+def _refusal(kube: Kube, document: Json) -> str:
+    """Why the API server doesn't take it; empty when it does. Nothing is stored."""
+    answer = _answer(kube, document)
+    assert answer.is_success or answer.status_code in {403, 422}, answer.text
+    return "" if answer.is_success else str(answer.json()["message"])
+
+
+def owned(document: Json, template: Json) -> Json:
+    """A workload around that pod's spec."""
+    labels = {"app": document["metadata"]["name"]}
+    spec = {"template": {"metadata": {"labels": labels}, "spec": template["spec"]}}
+    if document["kind"] != "Job":
+        spec["selector"] = {"matchLabels": labels}
+    return {**document, "spec": {**document.get("spec", {}), **spec}}
+
+
+def test_a_pod_that_names_a_pool_open_to_its_namespace_is_taken(bare: Kube) -> None:
+    assert _refusal(bare, a_pod("prod", nodeSelector=POOL)) == ""
+
+
+def test_a_pod_without_cards_is_nobodys_business(bare: Kube) -> None:
+    assert _refusal(bare, a_pod("dev", resource="")) == ""
+    assert _refusal(bare, a_pod("dev", resource="", nodeName="node-1")) == ""
+    assert _refusal(bare, a_pod("dev", resource="nvidia.com/gpu")) == ""
+
+
+@pytest.mark.parametrize("selector", [{}, {"kubernetes.io/hostname": "node-1"}, {"glm5.dev/pool": ""}])
+def test_a_pod_that_names_no_pool_is_refused_and_told_where_to_write_it(bare: Kube, selector: Json) -> None:
+    assert "spec.nodeSelector glm5.dev/pool" in _refusal(bare, a_pod("prod", nodeSelector=selector))
+
+
+@pytest.mark.parametrize("selector", [{}, POOL])
+def test_a_pod_that_presets_a_node_is_refused_whatever_pool_it_names(bare: Kube, selector: Json) -> None:
+    assert "may not name a node" in _refusal(bare, a_pod("prod", nodeName="node-1", nodeSelector=selector))
+
+
+def test_a_pool_that_is_not_open_to_the_namespace_is_refused_by_name(bare: Kube) -> None:
+    assert "NPUPool inference isn't open to namespace dev" in _refusal(bare, a_pod("dev", nodeSelector=POOL))
+
+
+@pytest.mark.parametrize("resource", ["huawei.com/Ascend310P", "huawei.com/npu", "huawei.com/Ascend910-2c", "example.com/card"])
+def test_every_name_of_a_card_counts(bare: Kube, resource: str) -> None:
+    assert "must name its pool" in _refusal(bare, a_pod("prod", resource=resource))
+
+
+def test_cards_of_an_init_container_or_of_the_last_of_many_containers_count(bare: Kube) -> None:
+    wants = {"name": "init", "image": "i:1", "resources": {"limits": {RESOURCE: "1"}}}
+    plain = [{"name": f"c-{number}", "image": "i:1"} for number in range(200)]
+    assert "must name its pool" in _refusal(bare, a_pod("prod", resource="", initContainers=[wants]))
+    assert "must name its pool" in _refusal(bare, a_pod("prod", containers=[*plain, wants]))
+
+
+def test_cards_taken_past_kubernetes_are_refused_even_in_an_open_pool(bare: Kube) -> None:
+    """The Ascend Docker Runtime mounts what that variable names, whatever was allocated."""
+    container = {"name": "main", "image": "i:1", "env": [{"name": "ASCEND_VISIBLE_DEVICES", "value": "0-7"}]}
+    assert "Kubernetes didn't give" in _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=[container]))
+    # Volcano's jobs have it from the annotation that the scheduler writes.
+    given = {"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['huawei.com/Ascend910']"}}}
+    fine = {**container, "env": [given], "resources": {"limits": {RESOURCE: "1"}}}
+    assert _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=[fine])) == ""
+
+
+def test_a_pod_too_large_to_be_judged_is_refused(bare: Kube) -> None:
+    """The rules have a budget; running out of it must not open the door."""
+    env = [{"name": f"V{number}", "value": "x"} for number in range(1200)]
+    crowd = [{"name": f"c-{number}", "image": "i:1", "env": env} for number in range(60)]
+    crowd[-1] = {**crowd[-1], "resources": {"limits": {RESOURCE: "1"}}}
+    answer = _answer(bare, a_pod("prod", containers=crowd))
+    assert not answer.is_success, "a pod without a pool was taken"
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_pods_of_deployments_and_jobs_are_held_to_the_same(bare: Kube, kind: str) -> None:
+    """They come from a controller in kube-system's name, so it is the pod's namespace that counts."""
+    name = f"{kind.lower()}-{secrets.token_hex(3)}"
+    restart = {"restartPolicy": "Never"} if kind == "Job" else {}
+    document = owned({"kind": kind, "metadata": {"name": name, "namespace": "dev"}}, a_pod("dev", nodeSelector=POOL, **restart))
+    bare.create(document)
+
+    def refused() -> bool:
+        notes = [item.get("note", "") for item in bare.list("Event", "dev") if name in item["regarding"]["name"]]
+        return any("isn't open to namespace dev" in note for note in notes)
+
+    until("its controller to be refused", refused, 60, lambda: str([item.get("note") for item in bare.list("Event", "dev")]))
+    assert [pod for pod in bare.list("Pod", "dev") if pod["metadata"]["name"].startswith(name)] == []
+    bare.delete(kind, "dev", name)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_pods_of_deployments_and_jobs_that_keep_to_it_come_to_be(bare: Kube, kind: str) -> None:
+    name = f"{kind.lower()}-{secrets.token_hex(3)}"
+    restart = {"restartPolicy": "Never"} if kind == "Job" else {}
+    bare.create(owned({"kind": kind, "metadata": {"name": name, "namespace": "prod"}}, a_pod("prod", nodeSelector=POOL, **restart)))
+    until("its pod", lambda: any(pod["metadata"]["name"].startswith(name) for pod in bare.list("Pod", "prod")), 60)
+    bare.delete(kind, "prod", name)
+
+
+def test_pods_of_daemon_sets_pass_in_the_listed_namespaces_and_nowhere_else(bare: Kube) -> None:
+    def of(kind: str, namespace: str, *, controller: bool = True) -> Json:
+        document = a_pod(namespace)
+        version = "apps/v1"
+        reference = {"apiVersion": version, "kind": kind, "name": "burn-in", "uid": "1", "controller": controller}
+        document["metadata"]["ownerReferences"] = [reference]
+        return document
+
+    assert _refusal(bare, of("DaemonSet", "site")) == ""
+    assert "must name its pool" in _refusal(bare, of("DaemonSet", "prod"))
+    assert "must name its pool" in _refusal(bare, of("StatefulSet", "site"))
+    assert "must name its pool" in _refusal(bare, of("DaemonSet", "site", controller=False))
+    assert "must name its pool" in _refusal(bare, a_pod("site"))
+
+
+def test_an_exempt_namespace_is_left_alone(bare: Kube) -> None:
+    assert _refusal(bare, a_pod("lab", nodeName="node-1")) == ""
+
+
+@pytest.mark.usefixtures("enforcement")
+def test_warn_takes_the_pod_and_says_what_is_wrong(bare: Kube) -> None:
+    bare.patch("NPUPool", "", "inference", {"spec": {"enforcement": "Warn"}})
+    until("the pool's word to be heard", lambda: _refusal(bare, a_pod("prod")) == "", 60)
+
+    warnings = "; ".join(_answer(bare, a_pod("dev", nodeName="node-1")).headers.get_list("Warning"))
+    assert "may not name a node" in warnings
+    assert "must name its pool" in warnings
+    assert "isn't open to namespace dev" in "; ".join(_answer(bare, a_pod("dev", nodeSelector=POOL)).headers.get_list("Warning"))
+    assert not _answer(bare, a_pod("prod", nodeSelector=POOL)).headers.get_list("Warning")
+
+
+@pytest.mark.usefixtures("enforcement")
+def test_one_pool_that_denies_is_enough_to_refuse_a_pod_without_a_pool(bare: Kube) -> None:
+    bare.patch("NPUPool", "", "inference", {"spec": {"enforcement": "Warn"}})
+    bare.create(pool("training", role="Training", enforcement="Evict"))
+    until("both pools' word", lambda: "must name its pool" in _refusal(bare, a_pod("prod")), 60)
+    assert _refusal(bare, a_pod("dev", nodeSelector=POOL)) == "", "inference only warns"
+    assert _refusal(bare, a_pod("dev", nodeSelector={"glm5.dev/pool": "training"})) == "", "open to all"
+
+    bare.delete("NPUPool", "", "training")
+    until("only the pool that warns to be left", lambda: _refusal(bare, a_pod("prod")) == "", 60)
