@@ -186,8 +186,8 @@ def of_image(image: str, engine: str = "") -> Versions:
     release = _word(tag, r"^v?(\d+\.\d+\.\d+(?:rc\d+)?)") if name.endswith("vllm-ascend") else ""
     if release:
         known = table().vllm_ascend.releases.get(release)
-        return stated.over(Versions(vllm_ascend=release, **_stack(known)))
-    return stated.over(Versions(**_stack(table().runtime))) if engine == "native" else stated
+        return stated.over(replace(_stack(known), vllm_ascend=release))
+    return stated.over(_stack(table().runtime)) if engine == "native" else stated
 
 
 def unfit(image: Versions, driver: str, product: Product | None = None) -> Check | None:
@@ -198,8 +198,8 @@ def unfit(image: Versions, driver: str, product: Product | None = None) -> Check
     return fault if fault is not None and fault.verdict is Verdict.MISMATCH else None
 
 
-def _stack(known: Set | None) -> dict[str, str]:
-    return {} if known is None else {"cann": known.cann, "torch": known.torch, "torch_npu": known.torch_npu}
+def _stack(known: Set | None) -> Versions:
+    return Versions() if known is None else Versions(cann=known.cann, torch=known.torch, torch_npu=known.torch_npu)
 
 
 def _driver(found: Versions) -> Check | None:
