@@ -29,7 +29,7 @@ class SettingsError(ValueError):
         self.faults = tuple(faults)
 
 
-def _setting(default: T, meaning: str, why: str, *, unit: str = "", low: float = -math.inf, high: float = math.inf) -> T:
+def setting(default: T, meaning: str, why: str, *, unit: str = "", low: float = -math.inf, high: float = math.inf) -> T:
     """A field with what the docs table and the decoder need beside its default."""
     return field(default=default, metadata={"meaning": meaning, "why": why, "unit": unit, "low": low, "high": high})
 
@@ -38,7 +38,7 @@ def _setting(default: T, meaning: str, why: str, *, unit: str = "", low: float =
 class Scope:
     """What the operator looks after."""
 
-    namespaces: tuple[str, ...] = _setting(
+    namespaces: tuple[str, ...] = setting(
         (),
         "Namespaces whose GLM5Services are reconciled, separated by commas; none means all. Pods of other namespaces aren't seen then, so "
         "the cards that they hold aren't counted.",
@@ -50,10 +50,10 @@ class Scope:
 class Queue:
     """How keys are worked off."""
 
-    workers: int = _setting(
+    workers: int = setting(
         8, "Objects reconciled side by side.", "A reconcile mostly waits for the API server; more than this only loads it.", low=1, high=64
     )
-    settle: float = _setting(
+    settle: float = setting(
         0.1,
         "How long a change of a child waits for more of its kind.",
         "A rollout changes a Deployment and its pods many times a second; one reconcile and one status write answer them all.",
@@ -61,20 +61,20 @@ class Queue:
         low=0,
         high=5,
     )
-    backoff_base: float = _setting(
+    backoff_base: float = setting(
         0.5, "First delay after a failure; doubles with each one.", "Most conflicts are gone by then.", unit="s", low=0.01, high=60
     )
-    backoff_max: float = _setting(
+    backoff_max: float = setting(
         60.0, "Longest delay between two tries.", "A healed cause is noticed within a minute.", unit="s", low=1, high=3600
     )
-    budget: int = _setting(
+    budget: int = setting(
         12,
         "Failures in a row after which an object is Stalled and tried again only each `recheck`, or when an event comes.",
         "With the delays above three to five minutes: longer than an API server restart, and short enough to be told soon.",
         low=1,
         high=1000,
     )
-    recheck: float = _setting(
+    recheck: float = setting(
         60.0,
         "About how often an object is looked at again whose writes are refused.",
         "A lifted quota or policy sends no event; it is noticed within about a minute.",
@@ -82,7 +82,7 @@ class Queue:
         low=1,
         high=3600,
     )
-    resync: float = _setting(
+    resync: float = setting(
         600.0,
         "How long an object is left alone when no event comes.",
         "Watches carry news; this only repairs what they missed, without a request where nothing did.",
@@ -90,19 +90,19 @@ class Queue:
         low=1,
         high=86400,
     )
-    timeout: float = _setting(60.0, "Longest time for one reconcile.", "No reconcile holds a worker for ever.", unit="s", low=1, high=3600)
+    timeout: float = setting(60.0, "Longest time for one reconcile.", "No reconcile holds a worker for ever.", unit="s", low=1, high=3600)
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
     """How the API server is talked to."""
 
-    request_timeout: float = _setting(
+    request_timeout: float = setting(
         10.0, "Whole time of one request.", "A dead connection is noticed and replaced after this.", unit="s", low=1, high=300
     )
-    connect_timeout: float = _setting(5.0, "Time to connect.", "Loss of a SYN is repeated after 1 and 3 s.", unit="s", low=0.5, high=60)
-    connections: int = _setting(16, "Connections kept for requests.", "Two for each worker.", low=1, high=256)
-    page_size: int = _setting(
+    connect_timeout: float = setting(5.0, "Time to connect.", "Loss of a SYN is repeated after 1 and 3 s.", unit="s", low=0.5, high=60)
+    connections: int = setting(16, "Connections kept for requests.", "Two for each worker.", low=1, high=256)
+    page_size: int = setting(
         100, "Objects in a page of a list.", "Keeps the peak of memory small; all kinds are listed side by side.", low=10, high=5000
     )
 
@@ -111,7 +111,7 @@ class Api:
 class Watch:
     """How watches are kept honest."""
 
-    server_timeout: int = _setting(
+    server_timeout: int = setting(
         40,
         "The API server ends a watch after this, and the operator opens it again.",
         "Together with `grace` the longest time a silently dead watch can go unnoticed; a watch costs one request per this time.",
@@ -119,7 +119,7 @@ class Watch:
         low=5,
         high=3600,
     )
-    grace: float = _setting(
+    grace: float = setting(
         5.0,
         "How much later than `server_timeout` the operator ends a watch by itself.",
         "Clock and network slack.",
@@ -127,7 +127,7 @@ class Watch:
         low=1,
         high=60,
     )
-    relist: float = _setting(
+    relist: float = setting(
         600.0,
         "Every kind is listed anew and compared with the cache this often.",
         "Repairs what watches missed, deletions above all.",
@@ -135,7 +135,7 @@ class Watch:
         low=5,
         high=86400,
     )
-    discovery: float = _setting(
+    discovery: float = setting(
         60.0,
         "How often it is looked whether Kueue and Volcano are installed.",
         "They come and go once in a cluster's life; a look is one small request.",
@@ -143,7 +143,7 @@ class Watch:
         low=1,
         high=86400,
     )
-    dead_after: float = _setting(
+    dead_after: float = setting(
         180.0,
         "/healthz fails when a watch gave no sign of life for this long.",
         "Four missed rounds of `server_timeout`.",
@@ -157,12 +157,12 @@ class Watch:
 class Lease:
     """Which of several operators is active."""
 
-    enabled: bool = _setting(
+    enabled: bool = setting(
         True, "Take a Lease before writing anything.", "Rolling updates run two operators for a moment, even with one replica."
     )
-    namespace: str = _setting("glm5-system", "Namespace of the Lease.", "The operator's own.")
-    name: str = _setting("glm5-operator", "Name of the Lease.", "Two operators of different scope need different ones.")
-    duration: float = _setting(
+    namespace: str = setting("glm5-system", "Namespace of the Lease.", "The operator's own.")
+    name: str = setting("glm5-operator", "Name of the Lease.", "Two operators of different scope need different ones.")
+    duration: float = setting(
         8.0,
         "A leader that hasn't renewed for this long is replaced.",
         "A standby leads soon after that; how soon it acts depends on the number of objects.",
@@ -170,10 +170,10 @@ class Lease:
         low=3,
         high=60,
     )
-    renew: float = _setting(
+    renew: float = setting(
         2.0, "The leader renews, a standby looks, this often.", "Three tries fit into the duration.", unit="s", low=0.5, high=20
     )
-    identity: str = _setting(
+    identity: str = setting(
         "", "Name of this process in the Lease; a random part is added.", "Empty: the host name, which is the pod's name."
     )
 
@@ -182,8 +182,8 @@ class Lease:
 class Admin:
     """The HTTP port for probes and metrics."""
 
-    host: str = _setting("0.0.0.0", "Address to listen on.", "Kubelet's probes come from outside the pod.")  # noqa: S104 - the reason stands beside it
-    port: int = _setting(
+    host: str = setting("0.0.0.0", "Address to listen on.", "Kubelet's probes come from outside the pod.")  # noqa: S104 - the reason stands beside it
+    port: int = setting(
         8080, "Port of /healthz, /readyz and /metrics; 0 takes a free one and logs it.", "Above 1024: not root.", low=0, high=65535
     )
 
@@ -192,33 +192,33 @@ class Admin:
 class Log:
     """Logging."""
 
-    level: str = _setting("info", "debug, info, warning or error.", "Debug logs every reconcile.")
-    format: str = _setting("text", "text or json (one object a line).", "Text for people; json for log stores.")
+    level: str = setting("info", "debug, info, warning or error.", "Debug logs every reconcile.")
+    format: str = setting("text", "text or json (one object a line).", "Text for people; json for log stores.")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
     """Defaults for what the operator renders."""
 
-    native_image: str = _setting(
+    native_image: str = setting(
         "glm5-runtime:0.1.0", "Image of engine `native` where a service names none.", "Built from the same release."
     )
-    vllm_image: str = _setting(
+    vllm_image: str = setting(
         "quay.io/ascend/vllm-ascend:v0.23.0",
         "Image of engine `vllm` where a service names none; the planner appends `-a3` and the like.",
         "The tested release.",
     )
-    image_pull_policy: str = _setting(
+    image_pull_policy: str = setting(
         "", "imagePullPolicy of engine containers; empty leaves it to Kubernetes.", "Kubernetes' rule fits pinned tags."
     )
-    cluster_domain: str = _setting("cluster.local", "DNS suffix of Services in `status.endpoint`.", "Kubernetes' default.")
+    cluster_domain: str = setting("cluster.local", "DNS suffix of Services in `status.endpoint`.", "Kubernetes' default.")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What the operator asks of training runs."""
 
-    interval: float = _setting(
+    interval: float = setting(
         5.0,
         "How often the first pod of each running attempt is asked how far it is.",
         "One small request a run.",
@@ -226,7 +226,7 @@ class Progress:
         low=1,
         high=3600,
     )
-    tell: float = _setting(
+    tell: float = setting(
         10.0,
         "Least time between two writes of one job's progress into its status.",
         "Each is a write to etcd and an event for everybody who watches; people don't read faster.",
@@ -234,7 +234,7 @@ class Progress:
         low=1,
         high=3600,
     )
-    port: int = _setting(
+    port: int = setting(
         8090, "Port of GET /progress in trainers' pods, from the next attempt on.", "Above 1024: not root.", low=1024, high=65535
     )
 
@@ -263,9 +263,9 @@ _IMAGES: Final = ("site.native_image", "site.vllm_image")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def variable(group: str, name: str) -> str:
+def variable(group: str, name: str, prefix: str = PREFIX) -> str:
     """The environment variable of one field."""
-    return f"{PREFIX}{group}_{name}".upper()
+    return f"{prefix}{group}_{name}".upper()
 
 
 def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Settings:
@@ -274,26 +274,32 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None)
     Raises:
         SettingsError: with every fault, not only the first.
     """
-    given = {name: value for name, value in environ.items() if name.startswith(PREFIX)} | dict(overrides or {})
+    settings, faults = decode(Settings, PREFIX, {**environ, **(overrides or {})})
+    faults += _contradictions(settings)
+    if faults:
+        raise SettingsError(faults)
+    return settings
+
+
+def decode(kind: type[T], prefix: str, environ: Mapping[str, str]) -> tuple[T, list[str]]:
+    """A dataclass of groups from the variables with that prefix, and what is wrong with them. The node agent's are read so too."""
+    given = {name: value for name, value in environ.items() if name.startswith(prefix)}
     faults: list[str] = []
     groups: dict[str, Any] = {}
-    for group in fields(Settings):
+    for group in fields(kind):  # type: ignore[arg-type] # T is a dataclass of groups
         values: dict[str, object] = {}
         for item in fields(_group_type(group)):
-            text = given.pop(variable(group.name, item.name), None)
+            name = variable(group.name, item.name, prefix)
+            text = given.pop(name, None)
             if text is None:
                 continue
             try:
                 values[item.name] = _decode(f"{group.name}.{item.name}", item, text.strip())
             except ValueError as error:
-                faults.append(f"{variable(group.name, item.name)}={text!r}: {error}")
+                faults.append(f"{name}={text!r}: {error}")
         groups[group.name] = _group_type(group)(**values)
     faults += [f"{name}: no such setting" for name in sorted(given)]
-    settings = Settings(**groups)
-    faults += _contradictions(settings)
-    if faults:
-        raise SettingsError(faults)
-    return settings
+    return kind(**groups), faults
 
 
 def _contradictions(settings: Settings) -> list[str]:
@@ -349,15 +355,22 @@ def _number(text: str, item: Field[Any], *, integral: bool) -> int | float:
 
 
 def docs_table() -> str:
-    """docs/settings.md."""
+    """The operator's part of docs/settings.md."""
     lines = [
         "# Settings of the operator",
         "",
         "Generated by `python -m glm5_operator.settings`; edit operator/glm5_operator/settings.py instead.",
         "Each is an environment variable, read once at start.",
         "An unknown variable with the prefix or a value out of range stops the start; all faults are named at once.",
+        *group_tables(Settings, PREFIX),
     ]
-    for group in fields(Settings):
+    return "\n".join(lines) + "\n"
+
+
+def group_tables(settings: type[Any], prefix: str) -> list[str]:
+    """One table for each group, in Markdown."""
+    lines: list[str] = []
+    for group in fields(settings):
         kind = _group_type(group)
         lines += [
             "",
@@ -376,8 +389,8 @@ def docs_table() -> str:
             )
             meta = item.metadata
             shown = f"`{default}`" if default != "" else "(empty)"
-            lines.append(f"| `{variable(group.name, item.name)}` | {shown} | {meta['unit']} | {meta['meaning']} | {meta['why']} |")
-    return "\n".join(lines) + "\n"
+            lines.append(f"| `{variable(group.name, item.name, prefix)}` | {shown} | {meta['unit']} | {meta['meaning']} | {meta['why']} |")
+    return lines
 
 
 if __name__ == "__main__":
