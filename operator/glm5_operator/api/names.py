@@ -61,6 +61,8 @@ FINETUNE_APP_NAME: Final = "glm5-finetune"
 COMPONENT_TRAINING: Final = "training"
 COMPONENT_EVALUATION: Final = "evaluation"
 COMPONENT_CHECK: Final = "check"
+COMPONENT_NODE_AGENT: Final = "node-agent"
+"""Of the pods of the agent's DaemonSet: whether the one of a node is ready says whether its facts can be believed."""
 PART_OF: Final = "glm5"
 MANAGED_BY: Final = "glm5-operator"
 

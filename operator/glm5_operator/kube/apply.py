@@ -149,6 +149,35 @@ class Applier:
             return errors.failure(error, key)
         return None
 
+    async def label_pod(self, pod: Resource, name: str, value: str | None) -> ApiFailure | None:
+        """Set or (with None) remove one label of a pod, unless it says so already; who waits for it is told."""
+        if (pod["metadata"].get("labels") or {}).get(name) == value:
+            return None
+        key = key_of(pod)
+        patch = {"metadata": {"uid": pod["metadata"]["uid"], "labels": {name: value}}}
+        try:
+            answer = await self._client.merge_patch(key, patch)
+        except (errors.NotFoundError, errors.ConflictError):
+            return None
+        except errors.KubeError as error:
+            return errors.failure(error, key)
+        if self._cache.put(answer):
+            self._changed(answer)
+        return None
+
+    async def evict(self, pod: Resource) -> ApiFailure | None:
+        """Ask a pod to end, unless it does already; a pod that is gone, or another one by that name, is no failure."""
+        if pod["metadata"].get("deletionTimestamp"):
+            return None
+        key = key_of(pod)
+        try:
+            await self._client.evict(key, pod["metadata"]["uid"])
+        except (errors.NotFoundError, errors.ConflictError):
+            return None
+        except errors.KubeError as error:
+            return errors.failure(error, key)
+        return None
+
     async def _settle(self, owner: Resource, key: Key, manifest: Manifest, live: Resource | None, conflicts: list[Key]) -> bool:
         """Apply one object unless it is settled already; True when something was written."""
         if live is None:

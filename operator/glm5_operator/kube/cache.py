@@ -4,7 +4,8 @@ Fed by the watch handlers in `app`, the relist, and the answers to our own write
 read by controllers. Does no I/O and knows no controller.
 Objects are kept as JSON bytes and decoded on demand: a thousand services with children cost a tenth of what they would as Python
 dicts, while each is read a few times in its life. What nobody reads isn't kept: managedFields of objects that we don't apply, the
-heartbeats of nodes, most of a pod's spec, and of pods of others everything but where they hold devices.
+heartbeats of nodes, most of a pod's spec, and of pods of others everything but where they hold devices. Pods of the node agent are kept for
+their readiness.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _CHILD_KINDS: Final = frozenset(kind.name for kind in kinds.CHILDREN)
 _OWN_KINDS: Final = frozenset({kinds.SERVICE.name, kinds.FINETUNE.name, kinds.POOL.name})
 _LABEL_OF: Final = {kinds.SERVICE.name: names.SERVICE_LABEL, kinds.FINETUNE.name: names.FINETUNE_LABEL}
 """Kinds that have pods, with the label that their pods carry."""
+
+_MAPS: Final = ("mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-")
 
 Group = tuple[str, ...]
 
@@ -103,6 +106,14 @@ class Cache:
         """
         return self._group(("pool", pool))
 
+    def agents(self, node: str) -> Resources:
+        """The node agent's pods on a node, with their conditions; whoever made them."""
+        return self._group(("agent", node))
+
+    def maps(self, node: str) -> Resources:
+        """MindCluster's ConfigMaps about one node."""
+        return self._group(("map", node))
+
     def held(self, node: str) -> Mapping[Key, Mapping[str, int]]:
         """The pods on a node that haven't ended, whosever they are, each with the extended resources it asks for."""
         return self._held.get(node, {})
@@ -139,11 +150,11 @@ class Cache:
     def put(self, resource: Mapping[str, Any]) -> bool:
         """Take an object in; True when it is news. Older than what is known (or than its deletion) is ignored.
 
-        A pod of others that holds no device is as good as none, so what makes it news is only that it takes or frees some.
+        A pod of others that holds no device is as good as none, so what makes it news is only that it takes or frees some, or is to end.
         """
         key = key_of(resource)
         node, held = _held_by(key.kind, resource)
-        if key.kind == kinds.POD.name and not (held or _is_ours(resource)):
+        if key.kind == kinds.POD.name and not (held or _is_ours(resource) or _is_agent(resource)):
             return self.drop(resource)
         metadata = resource["metadata"]
         version = str(metadata.get("resourceVersion", ""))
@@ -177,7 +188,8 @@ class Cache:
         old = self._entries[key.kind].get(key)
         if old is not None and version < _number(old.version):
             return False  # late news of a predecessor with the same name
-        if old is None and key.kind == kinds.POD.name and not (_is_ours(resource) or _devices_of(resource.get("spec") or {})):
+        known = key.kind != kinds.POD.name or _is_ours(resource) or _is_agent(resource) or _devices_of(resource.get("spec") or {})
+        if old is None and not known:
             return False  # most pods of a cluster: no older state of it could be kept either, so there is nothing to remember
         self._graves[key] = max(version, self._graves.get(key, 0))
         self._graves.move_to_end(key)
@@ -264,7 +276,11 @@ def _group_of(key: Key, resource: Mapping[str, Any]) -> Group | None:
     labels = resource["metadata"].get("labels") or {}
     if key.kind == kinds.POD.name:
         found = next(((label, labels[label]) for label in names.OWNER_LABELS if labels.get(label)), None)
+        if found is None and _is_agent(resource):
+            return ("agent", resource["spec"]["nodeName"])
         return (found[0], key.namespace, found[1]) if found else None
+    if key.kind == kinds.MIND_CLUSTER_MAP.name:
+        return ("map", node) if (node := node_of_map(key.name)) else None
     if key.kind == kinds.NODE.name:
         pool = labels.get(names.POOL_LABEL)
         return ("pool", pool) if pool else None
@@ -312,6 +328,17 @@ def _asked(container: Mapping[str, Any]) -> Counter[str]:
     return Counter({name: int(amount) for name, amount in asked.items() if "/" in name and str(amount).isdigit()})
 
 
+def node_of_map(name: str) -> str:
+    """The node that a ConfigMap of MindCluster is about; empty for none."""
+    prefix = next((prefix for prefix in _MAPS if name.startswith(prefix)), None)
+    return name.removeprefix(prefix) if prefix else ""
+
+
+def _is_agent(pod: Mapping[str, Any]) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get(names.APP_COMPONENT_LABEL) == names.COMPONENT_NODE_AGENT and bool((pod.get("spec") or {}).get("nodeName"))
+
+
 def _is_ours(pod: Mapping[str, Any]) -> bool:
     labels = pod["metadata"].get("labels") or {}
     return any(label in labels for label in names.OWNER_LABELS)
@@ -319,8 +346,10 @@ def _is_ours(pod: Mapping[str, Any]) -> bool:
 
 def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
     if kind == kinds.POD.name and not _is_ours(resource):
-        identity = {name: resource["metadata"].get(name) for name in ("name", "namespace", "uid")}
-        return {"apiVersion": "v1", "kind": kind, "metadata": identity, "spec": {"nodeName": resource["spec"]["nodeName"]}}
+        metadata = resource["metadata"]
+        identity = {name: metadata[name] for name in ("name", "namespace", "uid", "deletionTimestamp") if name in metadata}
+        slim = {"apiVersion": "v1", "kind": kind, "metadata": identity, "spec": {"nodeName": resource["spec"]["nodeName"]}}
+        return slim | (_slim_agent(resource) if _is_agent(resource) else {})
     drop = {"resourceVersion"} if kind in _CHILD_KINDS else {"resourceVersion", "managedFields"}
     if kind == kinds.POD.name:
         drop.add("annotations")
@@ -336,6 +365,11 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
             "conditions": [{"type": item.get("type"), "status": item.get("status")} for item in status.get("conditions") or ()]
         }
     return slim
+
+
+def _slim_agent(pod: Mapping[str, Any]) -> dict[str, Any]:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return {"status": {"conditions": [{"type": item.get("type"), "status": item.get("status")} for item in conditions]}}
 
 
 def _slim_pod(spec: Mapping[str, Any]) -> dict[str, Any]:

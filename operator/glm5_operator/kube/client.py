@@ -180,6 +180,16 @@ class Client:
         path = f"{kind.path(meta.get('namespace', ''), meta['name'])}?fieldManager={names.FIELD_MANAGER}"
         return await self._request("update", path, kind.name, body)
 
+    async def evict(self, key: Key, uid: str) -> None:
+        """Ask a pod to end with its own grace, only if it is still the pod with that uid.
+
+        Raises:
+            TooManyRequestsError: a disruption budget doesn't allow it now.
+        """
+        metadata = {"namespace": key.namespace, "name": key.name}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": {"preconditions": {"uid": uid}}}
+        await self._request("create", kinds.POD.path(key.namespace, key.name, "eviction"), "Eviction", body)
+
     async def delete(self, key: Key, uid: str) -> None:
         """Delete in the background, only if it is still the object with that uid."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
