@@ -152,11 +152,16 @@ class Peft:
         return clock.seconds
 
 
-def full_checkpoints(batches: Batches, every: int) -> list[float]:
-    """When each step of full training ended, with a checkpoint after every so many."""
+def full_checkpoints(model_dir: Path, batches: Batches, every: int) -> list[float]:
+    """When each step of full training of that model ended, with a checkpoint after every so many."""
     with tempfile.TemporaryDirectory() as folder, Clock() as clock:
         config = settings(Path(folder), len(batches))
-        changed = {"method": "full", "lora": LoraConfig(), "checkpoint": config.checkpoint.model_copy(update={"every_steps": every})}
+        changed = {
+            "model": model_dir,
+            "method": "full",
+            "lora": LoraConfig(),
+            "checkpoint": config.checkpoint.model_copy(update={"every_steps": every}),
+        }
         config = config.model_copy(update=changed)
         model = build(config, torch.device("cpu")).model
         Trainer(model, config, _Once(batches), [], Checkpoints(config.checkpoint.directory, 1), report=clock).run()
