@@ -61,6 +61,17 @@ class RemedyEntry(StatusModel):
     """Why, in words."""
 
 
+class HotCard(StatusModel):
+    """A card above a thermal rule of the pool."""
+
+    card: int
+    """Physical id."""
+    rule: Annotated[str, Field(max_length=32)]
+    """Which rule, as °C/percent."""
+    since: _Time
+    """Above it without a break since then."""
+
+
 class RemedyReport(StatusModel):
     """What is being done about the node's cards. Written by the operator."""
 
@@ -84,6 +95,16 @@ class RemedyReport(StatusModel):
     """Physical ids of the cards with the faults that it is about."""
     resets: Annotated[tuple[_Time, ...], Field(strict=False, max_length=64)] | None = None
     """When resets were asked for, oldest first, as far as the budget looks back."""
+    remedies: Annotated[tuple[_Time, ...], Field(strict=False, max_length=64)] | None = None
+    """When the node was taken out of service or its engines were restarted, as far as the budget looks back."""
+    restarted: _Cards | None = None
+    """Physical ids of the cards whose pods were started anew for a fault that is still there."""
+    linked: _Cards | None = None
+    """Physical ids of the cards whose RoCE link was up before the reset, and must be again."""
+    healthy_since: _Time | None = None
+    """Since when everything that matters in this state reads well; absent while something doesn't."""
+    hot: Annotated[tuple[HotCard, ...], Field(strict=False, max_length=64)] | None = None
+    """Cards above a thermal rule."""
     quieted: Annotated[tuple[Annotated[str, Field(max_length=320)], ...], Field(strict=False, max_length=128)] | None = None
     """Pods (namespace/name) that were taken out of traffic for it."""
     cordoned: bool | None = None
