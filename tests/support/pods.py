@@ -28,6 +28,7 @@ def a_pod(
     revision: str = REVISION,
     cards: int = 8,
     deleted: bool = False,
+    serving: bool = True,
     phase: str = "Running",
     **status: object,
 ) -> Json:
@@ -43,6 +44,7 @@ def a_pod(
         revision: Its revision label.
         cards: Cards it asks for.
         deleted: It has a deletion timestamp.
+        serving: It is in traffic.
         phase: Its phase.
         status: More fields of its status.
     """
@@ -72,6 +74,8 @@ def a_pod(
         },
         "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-engine-5d9f", "controller": True}],
     }
+    if serving:
+        metadata["labels"]["glm5.dev/serving"] = "true"
     if deleted:
         metadata["deletionTimestamp"] = stamp(at(minutes=5))
     engine = {

@@ -25,6 +25,7 @@ from glm5_operator.plan.attempt import AttemptPlan, claim_of, outcome_record, pl
 from glm5_operator.plan.check import check_digest, check_objects
 from glm5_operator.plan.facts import Claim, Finding, FinetuneFacts
 from glm5_operator.plan.finetune_findings import advice
+from glm5_operator.plan.product import is_in_remedy
 from glm5_operator.status.check import Check, CheckState, read_check
 from glm5_operator.status.conditions import gave_up, is_stalled, moment, stamp
 from glm5_operator.status.course import Course, Seen, Stage, course, newest_of
@@ -158,9 +159,10 @@ class FinetuneController:
         found = {name: self.cache.get(kinds.NODE.name, "", name) for name in nodes}
         gone = frozenset(name for name, node in found.items() if node is None)
         silent = frozenset(name for name, node in found.items() if node is not None and not is_true(node, "Ready"))
+        sick = frozenset(name for name, node in found.items() if node is not None and is_in_remedy(node))
         heard = self.heard(newest["metadata"]["uid"]) if (newest := newest_of(jobs)) is not None else None
         check = self._check(key, resource, job, checks[0] if checks else None, now)
-        return Seen(jobs, pods, dict((record or {}).get("data") or {}) if ours else {}, gone | silent, gone, heard, check)
+        return Seen(jobs, pods, dict((record or {}).get("data") or {}) if ours else {}, gone | silent, gone, sick, heard, check)
 
     def _check(self, key: Key, resource: Resource, job: GLM5FinetuneJob, found: Resource | None, now: datetime) -> Check:
         """What came of the check; `found` is its Job."""

@@ -56,7 +56,7 @@ class NodeFacts:
         product: see `product.product_of`; None when nothing on the node tells.
         allocatable: extended resources (`product.extended_resources`), as counts.
         ready: the node's Ready condition is True.
-        schedulable: not cordoned.
+        schedulable: neither cordoned nor in remedy.
         held: NPU cards (dies on A3) that pods on the node hold, ours and others' alike.
         taints: the keys and values of its taints with effect NoSchedule or NoExecute, as `key=value`.
         driver: HDK version, from the device plugin's label or the node agent; empty when nobody has read it.

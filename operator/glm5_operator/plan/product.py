@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from glm5_operator.api import names
 from glm5_operator.plan.facts import NodeFacts, Product
 
 if TYPE_CHECKING:
@@ -105,11 +106,16 @@ def node_facts(node: Mapping[str, Any], held: int = 0) -> NodeFacts:
         product=product_of(labels, allocatable),
         allocatable=allocatable,
         ready=conditions.get("Ready") == "True",
-        schedulable=not spec.get("unschedulable", False),
+        schedulable=not (spec.get("unschedulable", False) or is_in_remedy(node)),
         held=held,
         taints=frozenset(f"{entry.get('key', '')}={entry.get('value', '')}" for entry in taints),
         driver=str(labels.get(DRIVER_LABEL, "")),
     )
+
+
+def is_in_remedy(node: Mapping[str, Any]) -> bool:
+    """Whether the operator keeps new pods away from the node because of its cards."""
+    return any(entry.get("key") == names.HEALTH_TAINT for entry in (node.get("spec") or {}).get("taints") or ())
 
 
 def _first(table: Iterable[tuple[re.Pattern[str], Product]], text: str) -> Product | None:

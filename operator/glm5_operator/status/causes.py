@@ -44,6 +44,7 @@ class Reason(StrEnum):
     INSUFFICIENT_RESOURCES = "InsufficientResources"
     UNSCHEDULABLE = "Unschedulable"
     # It ran and stopped serving.
+    REPLICA_QUIESCED = "ReplicaQuiesced"
     NODE_UNREACHABLE = "NodeUnreachable"
     ENGINE_NOT_READY = "EngineNotReady"
     DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -96,6 +97,8 @@ _PATIENCE: dict[Reason, timedelta | None] = {
     Reason.ENGINE_CRASHING: NEVER,
     Reason.STARTUP_TIMEOUT: NEVER,
     Reason.ENGINE_NOT_READY: NEVER,
+    # The remedy of its node ends by itself, in quarantine at the latest; then its pod is replaced.
+    Reason.REPLICA_QUIESCED: NEVER,
     Reason.LOADING: NEVER,
 }
 

@@ -70,6 +70,7 @@ class Seen:
         outcome: data of the ConfigMap that records the end; empty when there is none.
         lost_nodes: of the nodes that its pods are on, those that are gone or not ready.
         gone_nodes: those that are gone altogether.
+        sick_nodes: those with cards in remedy: whoever was sent away from there was so for a failed card.
         heard: how far the newest attempt's trainer said it was.
         check: what came of the check before the first attempt; None when none is to be made.
     """
@@ -79,6 +80,7 @@ class Seen:
     outcome: Mapping[str, str] = field(default_factory=dict)
     lost_nodes: frozenset[str] = frozenset()
     gone_nodes: frozenset[str] = frozenset()
+    sick_nodes: frozenset[str] = frozenset()
     heard: Heard | None = None
     check: Check | None = None
 
@@ -226,12 +228,19 @@ def _finished(record: Record, spec: GLM5FinetuneJobSpec, newest: Mapping[str, An
 def _ends(record: Record, job: Mapping[str, Any], seen: Seen, now: datetime) -> list[PodEnd]:
     """The ends of the attempt's pods, and the one that was told of pods that are gone by now."""
     pods = [pod for pod in seen.pods if _attempt(pod) == _attempt(job)]
-    ends = pod_ends((pod, _is_lost(pod, seen, now)) for pod in pods)
+    ends = [_for_its_card(end, seen) for end in pod_ends((pod, _is_lost(pod, seen, now)) for pod in pods)]
     told = record.ending
     if told is not None and told.get("attempt") == record.attempt:
         message, node = str(told.get("message") or ""), str(told.get("node") or "")
         ends.append(PodEnd(Cause(told["cause"]), message, node, told.get("exitCode"), moment(told["time"])))
     return ends
+
+
+def _for_its_card(end: PodEnd, seen: Seen) -> PodEnd:
+    """The remedy of a node evicts pods, as a drain or a preemption does; only the node tells them apart."""
+    if end.node not in seen.sick_nodes or end.cause not in {Cause.PREEMPTED, Cause.POD_DELETED}:
+        return end
+    return replace(end, cause=Cause.CARD_FAULT, message=f"{end.message}; node {end.node} is in remedy for a failed card")
 
 
 def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime, *, awaited: bool) -> tuple[PodEnd | None, datetime | None]:

@@ -31,6 +31,7 @@ class PodState:
         revision: the value of its `glm5.dev/revision` label; empty when it has none.
         scheduled: it has a node.
         ready: it may get requests.
+        quiesced: it could get requests, and was taken out of traffic.
         leaving: it is being deleted, or has ended for good; it no longer counts as a replica.
         terminating: it is being deleted and may still hold cards and finish its requests.
         cause: why it isn't ready; None when it is, or when it leaves.
@@ -40,6 +41,7 @@ class PodState:
     revision: str
     scheduled: bool
     ready: bool
+    quiesced: bool
     leaving: bool
     terminating: bool
     cause: Cause | None
@@ -50,15 +52,18 @@ def pod_state(pod: Mapping[str, Any], startup: timedelta = timedelta(0)) -> PodS
     status = pod.get("status") or {}
     terminating = bool(pod["metadata"].get("deletionTimestamp"))
     ended = status.get("phase") in {"Failed", "Succeeded"}
-    ready = not (terminating or ended) and is_true(pod, "Ready")
+    works = not (terminating or ended) and is_true(pod, "Ready")
+    labels = pod["metadata"].get("labels") or {}
+    ready = works and labels.get(names.SERVING_LABEL) == names.SERVING_VALUE
     return PodState(
         name=pod["metadata"]["name"],
-        revision=(pod["metadata"].get("labels") or {}).get(names.REVISION_LABEL, ""),
+        revision=labels.get(names.REVISION_LABEL, ""),
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
         ready=ready,
+        quiesced=works and not ready,
         leaving=terminating or ended,
         terminating=terminating,
-        cause=None if ready or terminating else _cause(pod, startup),
+        cause=None if ready or terminating else _quiesced(pod) if works else _cause(pod, startup),
     )
 
 
@@ -80,6 +85,12 @@ def condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
     """The pod's condition of that type."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind), None)
+
+
+def _quiesced(pod: Mapping[str, Any]) -> Cause:
+    node = (pod.get("spec") or {}).get("nodeName") or "?"
+    message = f"it is out of traffic while node {node} is in remedy: `kubectl get ascendnode {node} -o yaml` tells how far that is"
+    return Cause(Reason.REPLICA_QUIESCED, message)
 
 
 def _cause(pod: Mapping[str, Any], startup: timedelta) -> Cause:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PLANNED = "Planned"
 PODS_SCHEDULED = "PodsScheduled"
 ENGINE_READY = "EngineReady"
+DEGRADED = "Degraded"
 
 HOPELESS_FAILED_PODS = 3
 """So many ended pods of one revision, with none alive after them, and the node or the spec is at fault rather than chance."""
@@ -126,7 +127,7 @@ def service_status(
     """
     facts = _facts(service, plan, observed)
     verdict = _verdict(service, plan, facts, faults, now)
-    explained = (_planned(plan), _pods_scheduled(facts), _engine_ready(facts))
+    explained = (_planned(plan), _pods_scheduled(facts), _engine_ready(facts), _degraded(facts))
     previous = service.get("status") or {}
     generation = service["metadata"]["generation"]
     status = _fields(previous, plan, observed, facts) | {
@@ -253,6 +254,15 @@ def _engine_ready(facts: _Facts) -> Condition:
     if worst is None:
         return Condition(ENGINE_READY, Truth.FALSE, "PodsNotScheduled", counted)
     return Condition(ENGINE_READY, Truth.FALSE, worst.reason, f"{counted}; {worst.message}")
+
+
+def _degraded(facts: _Facts) -> Condition:
+    """Abnormal-true: replicas that work and get no requests, since their cards are in remedy."""
+    quiesced = sorted(pod.name for pod in facts.live if pod.quiesced)
+    if not quiesced:
+        return Condition(DEGRADED, Truth.FALSE, "AllReplicasInTraffic", "")
+    message = f"{len(quiesced)} of {len(facts.live)} replicas are out of traffic for failed cards, the first is pod {quiesced[0]}"
+    return Condition(DEGRADED, Truth.TRUE, Reason.REPLICA_QUIESCED, message)
 
 
 def _fields(previous: Mapping[str, Any], plan: ServicePlan, observed: Observed, facts: _Facts) -> dict[str, Any]:

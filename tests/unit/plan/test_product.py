@@ -112,3 +112,9 @@ def test_a_node_that_has_just_registered_has_no_facts_yet_and_breaks_nothing() -
     found = node_facts({"metadata": {"name": "new"}, "spec": {}, "status": {}})
 
     assert (found.ready, found.schedulable, dict(found.allocatable), found.product) == (False, True, {}, None)
+
+
+def test_a_node_in_remedy_takes_no_new_pods() -> None:
+    taint = {"key": "glm5.dev/health", "value": "remedy", "effect": "NoSchedule"}
+
+    assert not node_facts({"metadata": {"name": "n"}, "spec": {"taints": [taint]}, "status": {}}).schedulable

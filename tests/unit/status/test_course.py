@@ -347,3 +347,18 @@ def test_a_job_that_has_failed_waits_for_the_news_of_pods_that_seem_to_live() ->
     assert decide(RUNNING, job, pods=(lost, other), minutes=1).stage is Stage.ENDING
     assert decide(RUNNING, job, pods=(lost, other), minutes=2).record.history != (), "not for ever"
     assert decide(RUNNING, job, pods=(lost,), minutes=1).record.history[-1]["cause"] == "RankLost"
+
+
+def test_a_rank_that_was_sent_away_from_a_node_in_remedy_is_a_card_fault_and_not_a_preemption() -> None:
+    pods = (failed(code=143, disrupted="EvictionByEvictionAPI"),)
+    found = decide(RUNNING, a_job(1, "FailureTarget", "Failed"), pods=pods, sick_nodes=frozenset({"n0"}))
+
+    (entry,) = found.record.history
+    assert (entry["cause"], entry["node"], found.record.failures) == ("CardFault", "n0", 1)
+
+
+def test_what_a_trainer_says_of_itself_counts_more_than_that_its_node_is_in_remedy() -> None:
+    pods = (failed(code=3, word={"outcome": "DataError", "message": "line 7"}),)
+    found = decide(RUNNING, a_job(1, "FailureTarget", "Failed"), pods=pods, sick_nodes=frozenset({"n0"}))
+
+    assert found.record.history[0]["cause"] == "Data"

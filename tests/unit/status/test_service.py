@@ -342,10 +342,33 @@ def test_whatever_is_seen_the_status_is_whole_and_ready_is_never_claimed_too_ear
 
     assert found.status["observedGeneration"] == 4
     assert {item["observedGeneration"] for item in found.status["conditions"]} == {4}
-    kinds = ["Ready", "Reconciling", "Stalled", "Planned", "PodsScheduled", "EngineReady"]
+    kinds = ["Ready", "Reconciling", "Stalled", "Planned", "PodsScheduled", "EngineReady", "Degraded"]
     assert [item["type"] for item in found.status["conditions"]] == kinds
     assert all(item["reason"] for item in found.status["conditions"])
     if said(found)[0] == "True":
         assert planned
         assert found.status["readyReplicas"] == found.status["replicas"] == replicas
         assert all(pod["metadata"]["labels"]["glm5.dev/revision"] != OLD for pod in pods)
+
+
+def test_a_replica_out_of_traffic_is_not_counted_and_the_service_says_degraded() -> None:
+    found = report(
+        a_pod("chat-engine-5d9f-a"),
+        a_pod("chat-engine-5d9f-b", serving=False),
+        plan=a_plan(replicas=2),
+        deployment=a_deployment(replicas=2),
+    )
+
+    assert said(found) == ("False", "ReplicaQuiesced")
+    assert found.status["readyReplicas"] == 1
+    assert "get ascendnode npu-0" in condition(found.status, "Ready")["message"]
+    degraded = condition(found.status, "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ReplicaQuiesced")
+    assert "chat-engine-5d9f-b" in degraded["message"]
+
+
+def test_a_pod_that_is_out_of_traffic_and_not_ready_is_told_for_what_it_lacks() -> None:
+    found = report(loading(serving=False))
+
+    assert said(found)[1] == "Loading"
+    assert condition(found.status, "Degraded")["status"] == "False"
