@@ -7,18 +7,25 @@ processes, memory, temperature) comes from the agent whichever source is believe
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.health.levels import word_grade
-from glm5_operator.health.types import CardHealth, Fault, NodeHealth, Product, ResetResult, Source, Trust
-from glm5_operator.plan.product import node_facts
+from glm5_operator.health import levels, mindcluster
+from glm5_operator.health.told import Told, told, worst_first
+from glm5_operator.health.types import GRADES, CardHealth, Fault, Grade, NodeHealth, Product, ResetResult, Source, Trust
+from glm5_operator.plan.product import extended_resources, node_facts, resource_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 AGENT_FRESH_FOR: Final = timedelta(minutes=25)
 """Two heartbeats of the agent and then some: it writes on change, and every 10 minutes as a sign of life."""
+REMEMBERED_FOR: Final = timedelta(hours=1)
+"""How long a fault in a map that is no longer written speaks against npu-smi's OK; after that the plugin counts as removed."""
+
+_NET_WELL: Final = {"Success", "Init", "Unknown"}
+"""hccn_tool's; Init where no address to detect was set."""
 
 
 def node_health(
@@ -49,58 +56,198 @@ def node_health(
     facts = node_facts(node)
     status = (ascend_node or {}).get("status") or {}
     report: Mapping[str, Any] = status.get("facts") or {}
-    trust, why = _agent_trust(report, agent_ready=agent_ready, now=now)
+    agent = _agent(report, agent_ready=agent_ready, now=now)
+    maps_say = told(facts.name, maps, now)
+    waiting = mindcluster.waiting((node.get("metadata") or {}).get("annotations") or {})
+    from_maps = maps_say.fresh
+    cards = _of_maps(agent.cards, maps_say) if from_maps else agent.cards
+    verdict = _of_both(agent, maps_say, now) if maps_say.where else _Verdict(agent.trust, agent.why)
+    verdict = _with_plugin(verdict, cards, _offered(node, resource_name), virtual=bool(report.get("virtual")))
+    notes = [verdict.why, *maps_say.problems, *([str(waiting)] if isinstance(waiting, mindcluster.Unreadable) else [])]
+    resets = waiting if isinstance(waiting, mindcluster.Waiting) else mindcluster.Waiting()
     return NodeHealth(
         name=facts.name,
         product=product or _product(report.get("product")) or facts.product,
-        cards=tuple(_card(card) for card in report.get("cards") or ()),
-        source=Source.AGENT if report else Source.NONE,
-        trust=trust,
-        why=why,
-        as_of=_moment(report.get("observedAt")),
+        cards=cards,
+        source=Source.MIND_CLUSTER if from_maps else Source.AGENT if report else Source.NONE,
+        trust=verdict.trust,
+        why="; ".join(note for note in notes if note),
+        as_of=maps_say.updated if from_maps else agent.seen,
         ready=facts.ready,
         hccs=report.get("hccs"),
         virtual=bool(report.get("virtual")),
-        allocations_known=bool(report.get("allocationsKnown")),
+        allocations_known=agent.trust is not Trust.STALE and bool(report.get("allocationsKnown")),
         pods=tuple(sorted(_name(pod) for pod in pods if _holds_cards(pod, resource_name))),
         hot_reset=hot_reset,
+        recovering=(maps_say.recovering if from_maps else frozenset()) | resets.third_party,
+        manual=resets.manual,
         reset=_reset(status.get("resets") or ()),
     )
 
 
-def _agent_trust(report: Mapping[str, Any], *, agent_ready: bool | None, now: datetime) -> tuple[Trust, str]:
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    trust: Trust
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """What the node agent says: its cards, the missing ones too, and whether it can be believed about their health."""
+
+    trust: Trust
+    why: str
+    seen: datetime | None
+    cards: tuple[CardHealth, ...]
+    words: Mapping[int, str]
+
+    @property
+    def ids(self) -> frozenset[int]:
+        return frozenset(card.physical for card in self.cards)
+
+
+def _agent(report: Mapping[str, Any], *, agent_ready: bool | None, now: datetime) -> _Agent:
+    seen = _moment(report.get("observedAt"))
+    verdict = _agent_trust(report, seen, agent_ready=agent_ready, now=now)
+    read = report.get("cards") or ()
+    cards = [_card(card, trust=verdict.trust) for card in read]
+    missing = frozenset(report.get("missing") or ()) - {card.physical for card in cards}
+    cards += [_absent(physical, cards) for physical in sorted(missing)]
+    cards.sort(key=lambda card: card.physical)
+    words = {int(card["physical"]): str(card.get("health") or "Unknown") for card in read if not card.get("stale")}
+    return _Agent(verdict.trust, verdict.why, seen, tuple(cards), words)
+
+
+def _agent_trust(report: Mapping[str, Any], seen: datetime | None, *, agent_ready: bool | None, now: datetime) -> _Verdict:
     if not report:
-        return Trust.UNAVAILABLE, "the node agent hasn't reported yet: see that its pod runs on the node"
+        return _Verdict(Trust.UNAVAILABLE, "the node agent hasn't reported yet: see that its pod runs on the node")
+    written = report.get("observedAt") or "nobody knows when"
+    if agent_ready is False:
+        return _Verdict(Trust.STALE, f"the node agent isn't ready; its facts are of {written}")
+    if seen is None or now - seen > AGENT_FRESH_FOR:
+        return _Verdict(Trust.STALE, f"the node agent's facts are of {written}, and should be written every 10 minutes")
     tool = report.get("tool") or {}
     if tool.get("state") != "Working":
-        return Trust.UNAVAILABLE, f"npu-smi is {str(tool.get('state') or 'unread').lower()}: {tool.get('message') or 'it said nothing'}"
-    seen = _moment(report.get("observedAt"))
-    if agent_ready is False:
-        return Trust.STALE, f"the node agent isn't ready; its last facts are of {report.get('observedAt')}"
-    if seen is None or now - seen > AGENT_FRESH_FOR:
-        return Trust.STALE, f"the node agent's facts are of {report.get('observedAt') or 'nobody knows when'}"
-    return Trust.FRESH, ""
+        how = str(tool.get("state") or "not read").lower()
+        return _Verdict(Trust.UNAVAILABLE, f"npu-smi is {how}, which says nothing of the cards: {tool.get('message') or 'no output'}")
+    return _Verdict(Trust.FRESH)
 
 
-def _card(card: Mapping[str, Any]) -> CardHealth:
+def _of_both(agent: _Agent, maps_say: Told, now: datetime) -> _Verdict:
+    """Whether what is believed can be, where MindCluster says something too."""
+    heard = agent.trust is Trust.FRESH
+    if not maps_say.fresh:
+        lost = [card.physical for card in agent.cards if _asks(maps_say.of(card.physical)) and not card.faults] if heard else []
+        recent = maps_say.updated is not None and now - maps_say.updated <= REMEMBERED_FOR
+        if lost and recent:
+            return _Verdict(Trust.CONTRADICTORY, f"npu-smi finds {_listed(lost)} well, of which MindCluster's last word was a fault")
+        return _Verdict(agent.trust, agent.why)
+    if not heard:
+        return _Verdict(Trust.FRESH, agent.why)
+    strange = sorted(maps_say.listed - agent.ids)
+    if strange:
+        return _Verdict(Trust.CONTRADICTORY, f"MindCluster names {_listed(strange)}, which npu-smi doesn't have")
+    gone = sorted(card.physical for card in agent.cards if card.missing and card.physical in maps_say.available)
+    if gone:
+        return _Verdict(Trust.CONTRADICTORY, f"MindCluster offers {_listed(gone)}, which npu-smi has lost")
+    sick = {physical for physical, word in agent.words.items() if word in {"Alarm", "Critical"}}
+    unheard = sorted(physical for physical in sick - maps_say.recovering if not maps_say.of(physical))
+    if unheard:
+        return _Verdict(Trust.CONTRADICTORY, f"npu-smi calls {_listed(unheard)} sick, of which MindCluster knows no fault")
+    return _Verdict(Trust.FRESH)
+
+
+def _of_maps(cards: tuple[CardHealth, ...], maps_say: Told) -> tuple[CardHealth, ...]:
+    """The agent's cards with MindCluster's faults, and those that only MindCluster names."""
+    known = {card.physical for card in cards}
+    everywhere = [*cards, *(_absent(physical, cards, missing=False) for physical in sorted(maps_say.listed - known))]
+    everywhere.sort(key=lambda card: card.physical)
+    return tuple(replace(card, known=not card.missing, faults=maps_say.of(card.physical)) for card in everywhere)
+
+
+def _with_plugin(verdict: _Verdict, cards: tuple[CardHealth, ...], offered: int | None, *, virtual: bool) -> _Verdict:
+    """The device plugin's own word, as kubelet passes it on: it offers fewer cards than are well by what we know.
+
+    Where a card has a fault that asks for something, that explains it, and is dealt with first.
+    """
+    if verdict.trust is not Trust.FRESH or offered is None or virtual or not cards:
+        return verdict
+    if any(card.missing or not card.known or _asks(card.faults) for card in cards) or offered >= len(cards):
+        return verdict
+    why = f"the device plugin offers {offered} of {len(cards)} cards, of which none has a fault: see its log and the node's events"
+    return _Verdict(Trust.CONTRADICTORY, "; ".join(part for part in (verdict.why, why) if part))
+
+
+def _offered(node: Mapping[str, Any], resource_name: str) -> int | None:
+    """Cards in the node's allocatable; None where it has none of their resources, or several."""
+    facts = node_facts(node)
+    names = (resource_name,) if resource_name else resource_of((replace(facts, allocatable=_capacity(node)),))
+    return facts.allocatable.get(names[0], 0) if len(names) == 1 and names[0] in _capacity(node) else None
+
+
+def _capacity(node: Mapping[str, Any]) -> dict[str, int]:
+    return extended_resources((node.get("status") or {}).get("capacity") or {})
+
+
+def _asks(faults: Iterable[Fault]) -> bool:
+    """Something is to be done about them."""
+    return any(GRADES.index(fault.grade) > GRADES.index(Grade.DEGRADED) for fault in faults)
+
+
+def _listed(cards: Iterable[int]) -> str:
+    ids = ", ".join(str(card) for card in cards)
+    return f"card{'s' if ',' in ids else ''} {ids}"
+
+
+def _card(card: Mapping[str, Any], *, trust: Trust) -> CardHealth:
+    """A card as it was read last; what moves by itself counts only while it is read."""
     word = str(card.get("health") or "Unknown")
-    grade = word_grade(word)
-    codes = tuple(card.get("codes") or ()) or (word,)
     holder = card.get("holder") or {}
+    read = trust is Trust.FRESH and not card.get("stale")
     pids = card.get("pids")
-    return CardHealth(
+    place = CardHealth(
         physical=int(card["physical"]),
         npu=int(card["npu"]),
         chip=int(card.get("chip") or 0),
-        known=word != "Unknown" and not card.get("stale"),
-        faults=tuple(Fault(str(code), word, grade) for code in codes) if grade else (),
+        known=read and word != "Unknown",
+        faults=worst_first((*_of_word(word, card.get("codes") or ()), *_of_network(card))),
         holder=f"{holder['namespace']}/{holder['pod']}" if holder else "",
+        pids=None,
+    )
+    if not read:
+        return place
+    return replace(
+        place,
         pids=None if pids is None else tuple(pids),
         memory_used=card.get("memoryUsed"),
         temperature=card.get("temperature"),
         utilisation=card.get("utilisation"),
         link_up={"Up": True, "Down": False}.get(str(card.get("link"))),
     )
+
+
+def _of_word(word: str, codes: Iterable[str]) -> tuple[Fault, ...]:
+    grade = levels.word_grade(word)
+    if grade is None:
+        return ()
+    return tuple(Fault(str(code), word, levels.code_grade(str(code), word)) for code in codes) or (Fault(word, word, grade),)
+
+
+def _of_network(card: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """A RoCE port without an address isn't used, so what its link does is no fault."""
+    word = str(card.get("netHealth") or "")
+    if card.get("link") == "Down" and card.get("address"):
+        return (Fault("LinkDown", "Down", Grade.DEGRADED, network=True),)
+    if card.get("address") and word and word not in _NET_WELL:
+        return (Fault("NetHealth", word, Grade.DEGRADED, network=True),)
+    return ()
+
+
+def _absent(physical: int, cards: Iterable[CardHealth], *, missing: bool = True) -> CardHealth:
+    """A card that npu-smi doesn't list: on products with two dies an NPU it belongs to its neighbour's, else its number is its NPU's."""
+    sibling = next((card for card in cards if card.physical == physical ^ 1 and any(other.chip for other in cards)), None)
+    npu, chip = (sibling.npu, physical & 1) if sibling else (physical, 0)
+    return CardHealth(physical=physical, npu=npu, chip=chip, known=not missing, missing=missing, pids=None)
 
 
 def _reset(reports: Iterable[Mapping[str, Any]]) -> ResetResult | None:
@@ -121,6 +268,8 @@ def _product(word: object) -> Product | None:
 
 
 def _holds_cards(pod: Mapping[str, Any], resource_name: str) -> bool:
+    if (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
+        return False
     containers = [*(pod["spec"].get("initContainers") or ()), *(pod["spec"].get("containers") or ())]
     asked = {name for container in containers for name in (container.get("resources") or {}).get("limits") or {}}
     return any(name.startswith("huawei.com/") or name == resource_name for name in asked)
