@@ -29,7 +29,7 @@ class ParseProblem:
 
 
 class ToolErrorKind(StrEnum):
-    """Why the tool gave no answer. None of them says anything about a card's health, except CARD_LOST about its presence."""
+    """Why the tool gave no answer. None of them says anything about a card's health, except CARD_LOST and NO_CARDS about their presence."""
 
     NO_ACCESS = "NoAccess"
     """dcmi -8005: device nodes can't be opened, or the driver's libraries don't fit."""
@@ -53,6 +53,8 @@ class ToolErrorKind(StrEnum):
     """"Command or option is not found."."""
     DRIVER = "Driver"
     """Any other dcmi code."""
+    NO_CARDS = "NoCards"
+    """"There is no NPU card on this server."."""
     EMPTY = "Empty"
     """Nothing was printed."""
 

@@ -108,7 +108,9 @@ class InfoTable(Reading):
         chips: in printed order.
         processes: what is listed; look at `pids` before concluding that a chip is free.
         free_npus: NPU ids for which the tool said that no process runs on them.
-        elided: the text says "...": chips or processes are left out.
+        listed_npus: NPU ids whose processes were all read, up to the rule that ends them.
+        whole: a process table began, so every chip that the tool knows stands above it. Only then a chip that isn't there is missing.
+        warnings: what the tool itself warns of, for example a driver package that isn't completely installed.
     """
 
     version: str | None = None
@@ -117,14 +119,17 @@ class InfoTable(Reading):
     chips: tuple[ChipRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
     free_npus: frozenset[int] = frozenset()
-    elided: bool = False
+    listed_npus: frozenset[int] = frozenset()
+    whole: bool = False
+    warnings: tuple[str, ...] = ()
 
     def pids(self, npu: int, chip: int) -> tuple[int, ...] | None:
-        """Processes on the chip; None when the table doesn't say (no process table, or not a word on this NPU)."""
-        rows = [row for row in self.processes if row.npu == npu]
-        if rows:
-            return tuple(row.pid for row in rows if row.chip in (chip, None))
-        return () if npu in self.free_npus else None
+        """Processes on the chip; None when that isn't sure: no process table, not a word on this NPU, or a row that can't be read."""
+        if npu in self.free_npus:
+            return ()
+        if npu not in self.listed_npus:
+            return None
+        return tuple(row.pid for row in self.processes if row.npu == npu and row.chip in (chip, None))
 
     @property
     def product(self) -> Product | None:
@@ -134,16 +139,16 @@ class InfoTable(Reading):
 
 
 def _product(layout: Layout | None, name: str) -> Product | None:
+    if layout is Layout.SPLIT:
+        return Product.A5
     name = name.removeprefix("Ascend").strip()
     if name.startswith("310P"):
         return Product.ATLAS_310P
-    if name.startswith(("910B",)):
+    if name.startswith("910B"):
         return Product.A2
     if layout is Layout.PHYSICAL_ID and (name == "910" or name.startswith(("910C", "910_93"))):
         return Product.A3
-    if name.startswith("950"):
-        return Product.A5
-    return None
+    return Product.A5 if name.startswith("950") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,13 +507,14 @@ class ResetRefusal(StrEnum):
     VIRTUAL_NPU = "VirtualNPU"
     """Cards are cut into vNPUs."""
     HCCS_ON = "HccsOn"
-    """One chip alone can't be reset while HCCS is on."""
+    """The agent's own: less than the node was asked for, and the tool would take all cards. The tool asks instead of refusing."""
     NOT_SUPPORTED = "NotSupported"
     WRONG_CARD = "WrongCard"
     """No such NPU or chip, or -c is missing."""
     NO_ACCESS = "NoAccess"
     """dcmi could not be started."""
-    OTHER = "Other"
+    ABORTED = "Aborted"
+    """It took an answer of ours for a no."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
