@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from glm5_operator.api.node import MOST_REMEDIES, HotCard, Radius, RemedyEntry, RemedyReport, RemedyState
 
@@ -70,7 +70,7 @@ class Memory:
             remedies=tuple(time for time in self.remedies if now - time < window),
         )
 
-    def to(self, now: datetime, state: RemedyState, reason: str, message: str = "", **changes: Any) -> Memory:
+    def to(self, now: datetime, state: RemedyState, reason: str, message: str = "") -> Memory:
         """In this state from now on; `since` and the history move only when something did."""
         message = message[:MOST_TEXT]
         moved = state != self.state or self.since is None
@@ -78,7 +78,7 @@ class Memory:
         if moved or reason != self.reason:
             history = (*history, Entry(now, state, reason, message))[-MOST_REMEDIES:]
         since = now if moved else self.since
-        return replace(self, state=state, since=since, reason=reason, message=message, history=history, **changes)
+        return replace(self, state=state, since=since, reason=reason, message=message, history=history)
 
 
 def load(report: RemedyReport | None) -> Memory:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from glm5_operator.api.node import Radius
 from glm5_operator.health.types import CardHealth, NodeHealth, Product
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+    from glm5_operator.api.node import Radius
 
 
 @dataclass(frozen=True, slots=True)
