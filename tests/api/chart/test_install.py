@@ -51,7 +51,9 @@ def path_of(document: Document) -> str:
     """Where the API server keeps it."""
     group, _, version = document["apiVersion"].rpartition("/")
     root = f"/apis/{group}/{version}" if group else f"/api/{version}"
-    plural = {"NetworkPolicy": "networkpolicies"}.get(document["kind"], document["kind"].lower() + "s")
+    plural = {"NetworkPolicy": "networkpolicies", "ValidatingAdmissionPolicy": "validatingadmissionpolicies"}.get(
+        document["kind"], document["kind"].lower() + "s"
+    )
     metadata = document["metadata"]
     scope = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
     return f"{root}{scope}/{plural}/{metadata['name']}"
