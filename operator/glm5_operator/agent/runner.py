@@ -85,6 +85,11 @@ class Runner:
         extra = {name: value for name, value in os.environ.items() if name.startswith("GLM5_FAKE_")}
         return {"PATH": self.tool.path, "LD_LIBRARY_PATH": self.tool.libraries, "LC_ALL": "C", **extra}
 
+    def command(self, name: str) -> tuple[str, ...]:
+        """The words that start a tool for somebody who starts it himself: root and environment are among them."""
+        environ = [f"{key}={value}" for key, value in self.environ.items()]
+        return (*self.prefix, "env", *environ, name)
+
     async def run(self, *argv: str, limit: float, key: str | None = None) -> Answer:
         """Run a tool for at most `limit` seconds; calls with the same key (the command, when not given) never run side by side."""
         key = key or " ".join(argv)

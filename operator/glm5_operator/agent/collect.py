@@ -1,0 +1,336 @@
+"""What npu-smi and kubelet say, as one NodeFactsReport. Called by `loop` for each poll; keeps what was known when it can't be read again.
+
+One call, `npu-smi info`, tells health, heat, memory and processes of all cards. Single cards are asked only for the codes of a fault, and
+all of them one by one while the whole table hangs, so that one stuck card doesn't hide the others. What is asked rarely is in `rare`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from glm5_operator.agent.podresources import SOCKET, Allocations, PodResourcesError, allocations
+from glm5_operator.agent.runner import End
+from glm5_operator.api.node_facts import MOST_CARDS, MOST_CODES, MOST_PROBLEMS, CardReport, NodeFactsReport, ToolReport
+from glm5_operator.health.npusmi import parse_health, parse_info, parse_map
+from glm5_operator.health.npusmi.identify import physical_ids
+from glm5_operator.health.npusmi.readings import Layout
+from glm5_operator.health.reading import ToolErrorKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from glm5_operator.agent.host import Host
+    from glm5_operator.agent.rare import Rare
+    from glm5_operator.agent.runner import Answer, Runner
+    from glm5_operator.agent.settings import AgentSettings
+    from glm5_operator.health.npusmi.readings import CardMap, ChipRow, HealthReading, InfoTable
+
+NPU_SMI: Final = "npu-smi"
+KEEP: Final = 60.0
+"""Seconds for which a card that can't be read keeps its last health, marked stale; then it is Unknown."""
+ONE_BY_ONE: Final = 60.0
+"""Seconds for which cards are asked singly after the table hung, before it is tried again."""
+ASIDE: Final = 30.0
+"""Seconds for which a card that hung isn't asked again."""
+AT_ONCE: Final = 4
+"""Cards asked side by side."""
+
+log = logging.getLogger(__name__)
+Chip = tuple[int, int]
+"""NPU id and chip, which is what npu-smi asks for."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered from one poll to the next."""
+
+    cards: dict[int, CardReport] = field(default_factory=dict)
+    read_at: dict[int, float] = field(default_factory=dict)
+    seen: dict[int, Chip] = field(default_factory=dict)
+    table: InfoTable | None = None
+    mapping: CardMap | None = None
+    mapped: frozenset[Chip] | None = None
+    coded: dict[int, tuple[str, float]] = field(default_factory=dict)
+    allocations: Allocations | None = None
+    allocation_problem: str = ""
+    full_at: float | None = None
+    one_by_one_until: float = 0.0
+    aside_until: dict[int, float] = field(default_factory=dict)
+    hung: str = ""
+
+
+class Collector:
+    """Reads the node's cards."""
+
+    def __init__(self, settings: AgentSettings, runner: Runner, host: Host, rare: Rare) -> None:
+        self._settings = settings
+        self._runner = runner
+        self._host = host
+        self._rare = rare
+        self._file = Path(settings.node.state) / "cards.json"
+        self._memory = _Memory(seen=_load_seen(self._file))
+        self._turn = asyncio.Lock()
+
+    async def read(self, observed_at: str, now: float, *, full: bool = False) -> NodeFactsReport:
+        """One reading. `now` is of a clock that only goes forward, in seconds; `full` asks kubelet too, whenever that was last done."""
+        async with self._turn:  # a reset looks for itself beside the polls
+            return await self._read(observed_at, now, full=full)
+
+    async def _read(self, observed_at: str, now: float, *, full: bool) -> NodeFactsReport:
+        memory = self._memory
+        full = full or memory.full_at is None or now - memory.full_at >= self._settings.every.full
+        tool, table, problems = await self._table(now)
+        if table is not None:
+            fresh, unnamed = await self._from_table(table, again=full)
+            problems += unnamed
+        elif memory.hung:
+            fresh, problems = await self._singly(now)
+            if any(card.stale is None for card in fresh.values()):
+                tool = ToolReport(state="Working", message=f"cards are asked one by one: {memory.hung}", version=self._version())
+        else:
+            fresh = {}
+        problems += await self._add_codes(fresh, now, again=full)
+        if full:
+            memory.full_at = now
+            await self._ask_kubelet()
+        missing = self._absent(table, fresh)
+        cards = self._merge(fresh, missing, now)
+        self._rare.known(cards, memory.table)
+        return self._report(observed_at, tool, cards, missing, problems)
+
+    # --- the table ---------------------------------------------------------------------------------------------------------
+
+    async def _table(self, now: float) -> tuple[ToolReport, InfoTable | None, list[str]]:
+        """The tool's state, and the table where there is one; `hung` in memory says that cards are to be asked one by one."""
+        memory = self._memory
+        if memory.hung and now < memory.one_by_one_until:
+            return ToolReport(state="Hanging", message=memory.hung, version=self._version()), None, []
+        answer = await self._runner.run(NPU_SMI, "info", limit=self._settings.tool.table_timeout)
+        memory.hung = ""
+        if answer.end is End.MISSING:
+            return ToolReport(state="Missing", message=_short(answer.why)), None, []
+        if answer.end is not End.EXITED:
+            memory.hung, memory.one_by_one_until = answer.why, now + ONE_BY_ONE
+            return ToolReport(state="Hanging", message=_short(answer.why), version=self._version()), None, []
+        table = parse_info(answer.text)
+        problems = [f"npu-smi info: {problem}" for problem in (*table.warnings, *table.problems)]
+        if not table.chips:
+            return ToolReport(state="Failing", message=_failure(answer, parse_info(answer.said)), version=self._version()), None, problems
+        if answer.exit_code:
+            problems.append(f"npu-smi info printed a table and exited with {answer.exit_code}")
+        memory.table = table
+        return ToolReport(state="Working", version=table.version), table, problems
+
+    async def _from_table(self, table: InfoTable, *, again: bool) -> tuple[dict[int, CardReport], list[str]]:
+        """Cards by physical id, and a word on rows of which that can't be told."""
+        memory = self._memory
+        chips = frozenset((row.npu, row.chip) for row in table.chips)
+        new = chips != memory.mapped or (again and memory.mapping is None)
+        if new and any(row.physical is None for row in table.chips):
+            answer = await self._runner.run(NPU_SMI, "info", "-m", limit=self._settings.tool.call_timeout)
+            mapping = parse_map(answer.text) if answer.end is End.EXITED else None
+            memory.mapping, memory.mapped = mapping if mapping and mapping.chips else None, chips
+        ids = physical_ids(table, memory.mapping, self._host.davinci())
+        cards = {ids[row.npu, row.chip]: _card(row, ids[row.npu, row.chip], table) for row in table.chips if (row.npu, row.chip) in ids}
+        unnamed = [f"NPU {row.npu} chip {row.chip}: its physical id can't be told" for row in table.chips if (row.npu, row.chip) not in ids]
+        return cards, unnamed
+
+    # --- single cards ------------------------------------------------------------------------------------------------------
+
+    async def _singly(self, now: float) -> tuple[dict[int, CardReport], list[str]]:
+        """Health of each known card by itself, several at a time; one that hangs is left alone for a while."""
+        memory = self._memory
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def ask(physical: int, chip: Chip) -> tuple[int, CardReport | None, str]:
+            if now < memory.aside_until.get(physical, 0.0):
+                return physical, None, f"card {physical}: npu-smi hung when asked about it"
+            async with gate:
+                reading, problem = await self._health(*chip)
+            if reading is None:
+                memory.aside_until[physical] = now + ASIDE
+                return physical, None, f"card {physical}: {problem}"
+            state = next((item for item in reading.chips if item.at.chip in (chip[1], None)), None)
+            if state is None:
+                return physical, None, f"card {physical}: {problem}"
+            before = memory.cards.get(physical) or CardReport(physical=physical, npu=chip[0], chip=chip[1], health="Unknown")
+            memory.coded[physical] = (state.health, now)
+            known = {"name": before.name, "memory_total": before.memory_total}
+            card = CardReport(
+                physical=physical, npu=chip[0], chip=chip[1], health=state.health, codes=state.codes[:MOST_CODES] or None, **known
+            )
+            return physical, card, ""
+
+        answers = await asyncio.gather(*(ask(physical, chip) for physical, chip in memory.seen.items()))
+        cards = {physical: card for physical, card, _ in answers if card is not None}
+        return cards, [problem for _, _, problem in answers if problem]
+
+    async def _health(self, npu: int, chip: int) -> tuple[HealthReading | None, str]:
+        """`-t health` of a chip; None when npu-smi hangs or is busy with it. 950 knows no -c."""
+        table = self._memory.table
+        words = ("info", "-t", "health", "-i", str(npu))
+        narrow = () if table is not None and table.layout is Layout.SPLIT else ("-c", str(chip))
+        key = f"npu-smi info -t health, card {npu}.{chip}"
+        answer = await self._runner.run(NPU_SMI, *words, *narrow, limit=self._settings.tool.call_timeout, key=key)
+        reading = parse_health(answer.text or answer.said)
+        if narrow and reading.error is not None and reading.error.kind is ToolErrorKind.INVALID_PARAMETER:
+            answer = await self._runner.run(NPU_SMI, *words, limit=self._settings.tool.call_timeout, key=key)
+            reading = parse_health(answer.text or answer.said)
+        if answer.end is not End.EXITED:
+            return None, answer.why
+        return reading, reading.error.message if reading.error else "; ".join(str(problem) for problem in reading.problems)
+
+    async def _add_codes(self, cards: dict[int, CardReport], now: float, *, again: bool) -> list[str]:
+        """Fault codes of cards that aren't well: when health changes, and with each full reading."""
+        memory, problems = self._memory, list[str]()
+        for physical, card in cards.items():
+            if card.health == "OK":
+                memory.coded.pop(physical, None)
+                continue
+            if card.codes is not None:
+                continue  # asked a moment ago
+            before = memory.cards.get(physical)
+            known = memory.coded.get(physical)
+            if known is not None and known[0] == card.health and not again:
+                cards[physical] = card.model_copy(update={"codes": before.codes if before else None})
+                continue
+            reading, problem = await self._health(card.npu, card.chip)
+            state = next((item for item in reading.chips if item.at.chip in (card.chip, None)), None) if reading else None
+            if state is None:
+                problems.append(f"card {physical}: fault codes can't be read: {problem}")
+                continue
+            memory.coded[physical] = (card.health, now)
+            cards[physical] = card.model_copy(update={"codes": state.codes[:MOST_CODES] or None})
+        return problems
+
+    # --- kubelet -----------------------------------------------------------------------------------------------------------
+
+    async def _ask_kubelet(self) -> None:
+        socket = str(self._host.path(self._settings.node.kubelet) / SOCKET)
+        try:
+            self._memory.allocations = await allocations(socket, self._settings.tool.call_timeout)
+            self._memory.allocation_problem = ""
+        except PodResourcesError as problem:
+            self._memory.allocations = None
+            self._memory.allocation_problem = f"kubelet's PodResources: {problem}"
+
+    # --- all of it ---------------------------------------------------------------------------------------------------------
+
+    def _absent(self, table: InfoTable | None, fresh: Mapping[int, CardReport]) -> tuple[int, ...]:
+        """Cards that were seen before and aren't in a table that shows all there are; of another table only what was missing before."""
+        memory = self._memory
+        new = {physical: (card.npu, card.chip) for physical, card in fresh.items() if memory.seen.get(physical) != (card.npu, card.chip)}
+        if new and table is not None:
+            memory.seen |= new
+            _save_seen(self._file, memory.seen)
+        if table is not None and table.whole and len(fresh) == len(table.chips):
+            return tuple(sorted(memory.seen.keys() - fresh.keys()))
+        return tuple(sorted(memory.seen.keys() - fresh.keys() - memory.cards.keys()))
+
+    def _merge(self, fresh: Mapping[int, CardReport], missing: Iterable[int], now: float) -> tuple[CardReport, ...]:
+        """What was read now, and beside it what was known of cards that couldn't be."""
+        memory, gone = self._memory, set(missing)
+        given = memory.allocations.holders if memory.allocations else {}
+        cards = {}
+        for physical in sorted(memory.seen.keys() | fresh.keys())[:MOST_CARDS]:
+            update: dict[str, object] = {"holder": given.get(physical)}
+            if physical in fresh:
+                card = fresh[physical]
+                memory.read_at[physical] = now
+                update |= self._rare.of(physical)
+            else:
+                npu, chip = memory.seen[physical]
+                card = memory.cards.get(physical) or CardReport(physical=physical, npu=npu, chip=chip, health="Unknown")
+                update |= {"stale": True, "pids": None}
+                if physical in gone or now - memory.read_at.get(physical, float("-inf")) > KEEP:
+                    update |= {"health": "Unknown", "codes": None}
+            cards[physical] = card.model_copy(update=update)
+        memory.cards = {physical: card for physical, card in cards.items() if physical not in gone}
+        return tuple(cards.values())
+
+    def _report(
+        self, observed_at: str, tool: ToolReport, cards: tuple[CardReport, ...], missing: tuple[int, ...], problems: list[str]
+    ) -> NodeFactsReport:
+        memory, given, table = self._memory, self._memory.allocations, self._memory.table
+        versions = self._rare.versions
+        all_problems = [*problems, *self._rare.problems]
+        if memory.allocation_problem:
+            all_problems.append(memory.allocation_problem)
+        if given is not None:
+            all_problems += [f"which card is it: {device}" for device in given.unclear]
+        return NodeFactsReport(
+            observed_at=observed_at,
+            tool=tool,
+            cards=cards,
+            missing=missing or None,
+            product=table.product.value if table is not None and table.product is not None else None,
+            driver=versions.get("driver") or (table.driver if table is not None else None),
+            firmware=versions.get("firmware"),
+            cann=versions.get("cann"),
+            allocations_known=given is not None and not given.unclear,
+            virtual=given.virtual if given is not None else None,
+            hccs=self._rare.hccs,
+            problems=tuple(_short(problem) for problem in dict.fromkeys(all_problems))[:MOST_PROBLEMS] or None,
+            host=self._rare.host,
+        )
+
+    def _version(self) -> str | None:
+        return self._memory.table.version if self._memory.table is not None else None
+
+
+def _card(row: ChipRow, physical: int, table: InfoTable) -> CardReport:
+    memory = row.main_memory
+    return CardReport(
+        physical=physical,
+        npu=row.npu,
+        chip=row.chip,
+        health=row.health,
+        name=row.name[:128] or None,
+        temperature=row.temperature,
+        power=row.power,
+        utilisation=row.utilisation,
+        memory_used=memory.used,
+        memory_total=memory.total,
+        pids=_pids(table, row),
+    )
+
+
+def _pids(table: InfoTable, row: ChipRow) -> tuple[int, ...] | None:
+    pids = table.pids(row.npu, row.chip)
+    return None if pids is None else tuple(sorted(set(pids)))[:64]
+
+
+def _failure(answer: Answer, read: InfoTable) -> str:
+    """In the tool's own words, wherever it printed them."""
+    words = read.error.message if read.error is not None else " / ".join(line for line in answer.said.splitlines() if line.strip())
+    return _short(f"{words or 'it printed nothing'} (exit {answer.exit_code})")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 512 else text[:509] + "..."
+
+
+def _load_seen(file: Path) -> dict[int, Chip]:
+    """Cards of earlier lives of the agent; a file that can't be read is as none, and told."""
+    try:
+        return {int(physical): (int(npu), int(chip)) for physical, (npu, chip) in json.loads(file.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        log.warning("%s can't be read, cards that are missing already won't be noticed: %s", file, problem)
+        return {}
+
+
+def _save_seen(file: Path, seen: Mapping[int, Chip]) -> None:
+    draft = file.with_suffix(".draft")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps({str(physical): chip for physical, chip in sorted(seen.items())}))
+        draft.replace(file)
+    except OSError as problem:
+        log.warning("%s can't be written, a restarted agent won't notice a missing card: %s", file, problem)
