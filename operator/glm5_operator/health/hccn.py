@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from .npusmi.pairs import entries
+from .npusmi.text import ABSENT, ID, Line, Notes, note_strangers, split, take_error
 from .reading import Reading
+
+if TYPE_CHECKING:
+    from .reading import ToolError
+
+_LINK: Final = re.compile(r"link status: *(\S+)")
+_NET_HEALTH: Final = re.compile(r"net health status: *(\S.*)")
+_TLS_DEVICE: Final = re.compile(r"dev_id:([0-9]{1,6})")
+_TLS_FLAG: Final = r"\[([01])\]"
+_TLS_DAYS: Final = re.compile(r"tls alarm time threshold\[([0-9]{1,6})\] *days")
+_QUANTITY: Final = re.compile(r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?) *(C|mV|mW|mA|dB|nm)")
+_POWER: Final = re.compile(r"([TR]x) Power([0-9])")
+_PING: Final = re.compile(r"device ([0-9]{1,6}) PING (\S+)")
+_REPLY: Final = re.compile(r"recv seq=[0-9]{1,9},time=([0-9]{1,9}(?:\.[0-9]{1,9})?)ms")
+_PACKETS: Final = re.compile(r"([0-9]{1,9}) packets transmitted, ([0-9]{1,9}) received, ([0-9]{1,3}(?:\.[0-9]{1,6})?)% packet loss")
+_HISTORY: Final = re.compile(r"\[(?:devid|device) ([0-9]{1,6})\] *(.*)")
+_CHANGE: Final = re.compile(r"(.+?) +LINK (UP|DOWN)")
+_CONF: Final = re.compile(r"([A-Za-z][A-Za-z0-9_]*?)(?:_([0-9]{1,6}))?=(.*)")
+_ROUTE_COLUMNS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,46 +141,222 @@ class HccnConf(Reading):
     fields: tuple[tuple[str, str], ...] = ()
 
 
+def _open(text: str) -> tuple[Notes, ToolError | None, list[Line]]:
+    """Notes, the tool's error, and the lines that are all there and not blank."""
+    error, lines = take_error(split(text))
+    notes = Notes()
+    return notes, error, [line for line in lines if line.text and notes.whole(line)]
+
+
+def _one(text: str, pattern: re.Pattern[str], what: str) -> tuple[Notes, ToolError | None, str | None]:
+    """The one value that the answer has; a problem for any other line, and for none."""
+    notes, error, lines = _open(text)
+    found = [(line, match) for line in lines if (match := pattern.fullmatch(line.text.strip()))]
+    note_strangers(notes, (line for line in lines if not pattern.fullmatch(line.text.strip())))
+    if len(found) > 1:
+        notes.add(found[1][0], f"{what} stands here a second time")
+    elif error is None and not found and not notes.found:
+        notes.add(None, f"it says nothing on {what}")
+    return notes, error, found[0][1][1] if len(found) == 1 else None
+
+
 def parse_link(text: str) -> LinkReading:
     """`hccn_tool -i N -link -g`."""
-    return LinkReading()
+    notes, error, word = _one(text, _LINK, "the link")
+    link: Literal["Up", "Down", "Unknown"] | None = None
+    if word is not None:
+        link = "Up" if word == "UP" else "Down" if word == "DOWN" else "Unknown"
+    return LinkReading(problems=notes.problems, error=error, link=link)
 
 
 def parse_net_health(text: str) -> NetHealthReading:
     """`hccn_tool -i N -net_health -g`."""
-    return NetHealthReading()
+    notes, error, word = _one(text, _NET_HEALTH, "the net's health")
+    return NetHealthReading(problems=notes.problems, error=error, status=word)
+
+
+def _ip(notes: Notes, line: Line, text: str) -> str | None:
+    if text in ABSENT:
+        return None
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        notes.add(line, f"{text[:60]!r} is no address")
+        return None
 
 
 def parse_address(text: str) -> AddressReading:
     """`hccn_tool -i N -ip -g`."""
-    return AddressReading()
+    notes, error, lines = _open(text)
+    values: dict[str, str | None] = {}
+    for line in lines:
+        key, _, value = line.text.strip().partition(":")
+        if key in ("ipaddr", "netmask"):
+            values[key] = _ip(notes, line, value.strip())
+        else:
+            notes.add(line, "no such line is known here")
+    if error is None and not values and not notes.found:
+        notes.add(None, "it names no address")
+    return AddressReading(problems=notes.problems, error=error, address=values.get("ipaddr"), netmask=values.get("netmask"))
 
 
 def parse_tls(text: str) -> TlsReading:
     """`hccn_tool -i N -tls -g`."""
-    return TlsReading()
+    notes, error, lines = _open(text)
+    line = next((line for line in lines if "tls switch" in line.text), None)
+    switch = re.search(rf"tls switch{_TLS_FLAG}", line.text) if line else None
+    note_strangers(notes, (other for other in lines if not other.text.strip().startswith(("dev_id", "tls"))))
+    if line is None or switch is None:
+        if error is None and not notes.found:
+            notes.add(line, "it says nothing on the TLS switch")
+        return TlsReading(problems=notes.problems, error=error)
+    device, days = _TLS_DEVICE.search(line.text), _TLS_DAYS.search(line.text)
+    preset = re.search(rf"tls preconfigured{_TLS_FLAG}", line.text)
+    return TlsReading(
+        problems=notes.problems,
+        error=error,
+        device=int(device[1]) if device else None,
+        enabled=switch[1] == "1",
+        preconfigured=preset[1] == "1" if preset else None,
+        days=int(days[1]) if days else None,
+    )
 
 
 def parse_optical(text: str) -> OpticalReading:
     """`hccn_tool -i N -optical -g`."""
-    return OpticalReading()
+    error, lines = take_error(split(text))
+    notes = Notes()
+    rows = (line for line in lines if line.text.strip() != "optical info:")
+    fields = {entry.key: entry for entry in entries(notes, rows)}
+    if error is None and not fields and not notes.found:
+        notes.add(None, "it says nothing on an optical module")
+
+    def quantity(key: str, unit: str) -> float | None:
+        if key not in fields or fields[key].word is None:
+            return None
+        match = _QUANTITY.fullmatch(fields[key].value)
+        if not match or match[2] != unit:
+            notes.add(fields[key].line, f"{key} isn't in {unit}")
+            return None
+        return float(match[1])
+
+    powers: dict[str, list[tuple[int, float]]] = {"Tx": [], "Rx": []}
+    for key in fields:
+        lane = _POWER.fullmatch(key)
+        power = quantity(key, "mW") if lane else None
+        if lane and power is not None:
+            powers[lane[1]].append((int(lane[2]), power))
+    present = fields["present"].value if "present" in fields else None
+    return OpticalReading(
+        error=error,
+        present={"present": True, "not present": False}.get(present or ""),
+        temperature=quantity("temperature", "C"),
+        temperature_high=quantity("Temp High Thres", "C"),
+        vcc=quantity("Vcc", "mV"),
+        tx_power=tuple(powers["Tx"]),
+        rx_power=tuple(powers["Rx"]),
+        tx_power_low=quantity("TxPower Low Thres", "mW"),
+        rx_power_low=quantity("RxPower Low Thres", "mW"),
+        fields=tuple((key, entry.value) for key, entry in fields.items()),
+        problems=notes.problems,  # last: reading the quantities finds some
+    )
 
 
 def parse_ping(text: str) -> PingReading:
     """`hccn_tool -i N -ping -g address X`."""
-    return PingReading()
+    notes, error, lines = _open(text)
+    head: re.Match[str] | None = None
+    packets: re.Match[str] | None = None
+    times: list[float] = []
+    for line in lines:
+        row = line.text.strip()
+        if match := _PING.fullmatch(row):
+            head = match
+        elif match := _PACKETS.fullmatch(row):
+            packets = match
+        elif match := _REPLY.fullmatch(row):
+            times.append(float(match[1]))
+        else:
+            notes.add(line, "no such line is known here")
+    if error is None and packets is None and not notes.found:
+        notes.add(None, "it doesn't say how many came back")
+    return PingReading(
+        problems=notes.problems,
+        error=error,
+        device=int(head[1]) if head else None,
+        address=head[2] if head else None,
+        sent=int(packets[1]) if packets else None,
+        received=int(packets[2]) if packets else None,
+        loss=float(packets[3]) if packets else None,
+        times=tuple(times),
+    )
 
 
 def parse_route(text: str) -> RouteReading:
     """`hccn_tool -i N -route -g`."""
-    return RouteReading()
+    notes, error, lines = _open(text)
+    routes: list[Route] = []
+    headed = False
+    for line in lines:
+        words = line.text.split()
+        if words[0] == "Destination":
+            headed = True
+        elif headed and len(words) == _ROUTE_COLUMNS:
+            routes.append(Route(words[0], None if words[1] == "*" else words[1], words[2], words[3], words[7]))
+        elif line.text.strip() != "Routing table:":
+            notes.add(line, "no row of a routing table")
+    if error is None and not headed and not notes.found:
+        notes.add(None, "there is no routing table")
+    return RouteReading(problems=notes.problems, error=error, routes=tuple(routes))
 
 
 def parse_link_history(text: str) -> LinkHistory:
     """`hccn_tool -i N -link_stat -g`."""
-    return LinkHistory()
+    notes, error, lines = _open(text)
+    device: int | None = None
+    fields: dict[str, str] = {}
+    changes: list[LinkChange] = []
+    ups: int | None = None
+    for line in lines:
+        match = _HISTORY.fullmatch(line.text.strip())
+        if match is None:
+            notes.add(line, "no line of a device")
+            continue
+        device = int(match[1])
+        if change := _CHANGE.fullmatch(match[2]):
+            changes.append(LinkChange(change[1], change[2] == "UP"))
+            continue
+        key, colon, value = match[2].partition(":")
+        if not colon:
+            notes.add(line, "neither a value nor a change of the link")
+        elif key.strip() == "link up count":
+            ups = notes.integer(line, value.strip(), "count of links", (0, 2**32))
+        fields[key.strip()] = value.strip()
+    if error is None and device is None and not notes.found:
+        notes.add(None, "there is no record")
+    return LinkHistory(
+        problems=notes.problems, error=error, device=device, now=fields.get("current time") or None, ups=ups, changes=tuple(changes)
+    )
 
 
 def parse_hccn_conf(text: str) -> HccnConf:
-    """/etc/hccn.conf."""
-    return HccnConf()
+    """/etc/hccn.conf. An empty file is an answer too; its last line needs no end."""
+    notes = Notes()
+    addresses: list[tuple[int, str]] = []
+    netmasks: list[tuple[int, str]] = []
+    fields: list[tuple[str, str]] = []
+    for line in split(text):
+        row = line.text.strip()
+        if not row or row.startswith("#"):
+            continue
+        match = _CONF.fullmatch(row)
+        if not match:
+            notes.add(line, "this is no `key=value`")
+            continue
+        key, number, value = match[1], match[2], match[3].strip()
+        fields.append((row.partition("=")[0], value))
+        chosen = {"address": addresses, "netmask": netmasks}.get(key)
+        device = notes.integer(line, number, "device number", ID) if number else None
+        if chosen is not None and device is not None and (address := _ip(notes, line, value)) is not None:
+            chosen.append((device, address))
+    return HccnConf(problems=notes.problems, addresses=tuple(addresses), netmasks=tuple(netmasks), fields=tuple(fields))

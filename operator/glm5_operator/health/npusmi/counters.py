@@ -140,7 +140,6 @@ def parse_board(text: str) -> BoardReading:
         return fields[key].word if key in fields else None
 
     return BoardReading(
-        problems=notes.problems,
         error=error,
         at=Address(number("NPU ID"), number("Chip ID")),
         driver=word("Software Version"),
@@ -150,6 +149,7 @@ def parse_board(text: str) -> BoardReading:
         chip_name=word("Chip Name"),
         chip_count=number("Chip Count"),
         fields=tuple((key, entry.value) for key, entry in fields.items()),
+        problems=notes.problems,  # last: reading the numbers finds some
     )
 
 
