@@ -76,11 +76,12 @@ def _card_bytes(memory: str, chip: str) -> int:
 
 def resource_of(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
     """Names of the whole-card resources that these nodes offer; one means it is known."""
-    return tuple(sorted({name for node in nodes for name, count in node.allocatable.items() if count > 0 and _is_whole_card(name)}))
+    return tuple(sorted({name for node in nodes for name, count in node.allocatable.items() if count > 0 and is_card_resource(name)}))
 
 
 @lru_cache(maxsize=256)  # as above
-def _is_whole_card(name: str) -> bool:
+def is_card_resource(name: str) -> bool:
+    """The name of a whole card's resource, as far as they are known."""
     return _WHOLE_CARD.match(name) is not None
 
 

@@ -1,0 +1,67 @@
+"""What is wrong with a node, by all that is known of it: facts, pods, logs, events. Called by `glm5 doctor`, live and on collected files.
+
+Pure. It never concludes from what is absent in a collection, only from what was read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from glm5_operator.health.evidence import Diagnosis, Text
+from glm5_operator.health.node_troubles import node_troubles
+from glm5_operator.health.pains import MOST_LINES, pains
+from glm5_operator.health.pod_troubles import pod_texts, pod_troubles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from glm5_operator.health.evidence import Evidence
+
+
+def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
+    """All troubles; the same trouble in several places is told once, with all of them as evidence."""
+    found = [*_lacking(evidence), *node_troubles(evidence)]
+    for pod in evidence.pods:
+        found += pod_troubles(pod)
+    said = [text for pod in evidence.pods for text in pod_texts(pod)]
+    found += _text_troubles([*_outputs(evidence), *said, *evidence.texts])
+    return _joined(found)
+
+
+def _outputs(evidence: Evidence) -> Iterator[Text]:
+    if evidence.facts is not None and evidence.facts.tool.message:
+        yield Text("npu-smi", evidence.facts.tool.message)
+
+
+def _text_troubles(texts: Iterable[Text]) -> Iterator[Diagnosis]:
+    for text in texts:
+        for pain in pains():
+            if lines := pain.lines(text.text):
+                yield Diagnosis(pain.name, pain.cause, tuple(f"{text.where}: {line}" for line in lines), pain.fix, pain.certain, pain.links)
+
+
+def _lacking(evidence: Evidence) -> Iterator[Diagnosis]:
+    if evidence.lacking:
+        yield Diagnosis(
+            "NpuLacks",
+            "the runtime finds no usable NPU in its container",
+            evidence.lacking,
+            "repair what is named, in that order",
+            "vendor",
+        )
+
+
+def _joined(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """By name, in the order of first appearance; of much evidence the first few are shown and the rest is counted."""
+    joined: dict[str, Diagnosis] = {}
+    for one in found:
+        known = joined.get(one.name)
+        joined[one.name] = one if known is None else replace(known, evidence=(*known.evidence, *one.evidence))
+    return tuple(replace(one, evidence=_shown(one.evidence)) for one in joined.values())
+
+
+def _shown(evidence: tuple[str, ...]) -> tuple[str, ...]:
+    lines = tuple(dict.fromkeys(evidence))
+    most = 2 * MOST_LINES
+    return lines if len(lines) <= most + 1 else (*lines[:most], f"and {len(lines) - most} more")
