@@ -31,6 +31,7 @@ from glm5_operator.kube.parts import Controllers, Parts
 from glm5_operator.kube.queue import Backoff, WorkQueue
 from glm5_operator.kube.relist import Relist
 from glm5_operator.kube.stream import Streams
+from glm5_operator.kube.types import Key
 from glm5_operator.kube.watching import WatchSession, registry_for, settings_for
 from glm5_operator.kube.wire import allow_depth
 from glm5_operator.kube.workers import Workers
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from glm5_operator.kube.kinds import Kind
-    from glm5_operator.kube.types import Key, Resource
+    from glm5_operator.kube.types import Resource
     from glm5_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class Operator:
         for kind in (kinds.POOL, *kinds.OWNERS):
             for key in self.cache.keys(kind.name):
                 self.workers.add(key)
+        for key in self.cache.keys(kinds.NODE.name):
+            self.workers.add(Key(kinds.ASCEND_NODE.name, "", key.name))
         async with asyncio.TaskGroup() as group:
             group.create_task(self.workers.run(), name="workers")
             group.create_task(self.events.run(), name="events")

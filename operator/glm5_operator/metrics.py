@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Rows = Iterable[tuple[tuple[str, ...], Mapping[str, float]]]
 """Values of the labels, and by name of a column its number; what isn't known is left out."""
+_REMEDY_SECONDS: Final = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _SECONDS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
@@ -96,6 +97,30 @@ class Metrics:
             "glm5_finetune_attempts_ended_total",
             "Attempts of fine-tuning jobs that ended, by cause; Succeeded for those that ended well.",
             ["cause"],
+            registry=self.registry,
+        )
+        self.remedy_steps = Counter(
+            "glm5_remedy_steps_total",
+            "Steps of nodes' remedies by step and reason; dry: only told.",
+            ["step", "reason", "dry"],
+            registry=self.registry,
+        )
+        self.resets = Counter(
+            "glm5_resets_total",
+            "Resets of cards by what the node agent said of them (Succeeded, Failed, Refused, Unknown), or Unanswered.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.fault_to_quiesced = Histogram(
+            "glm5_fault_to_quiesced_seconds",
+            "From when a source told a fault until its pods were to be out of traffic.",
+            buckets=_REMEDY_SECONDS,
+            registry=self.registry,
+        )
+        self.fault_to_back = Histogram(
+            "glm5_fault_to_back_seconds",
+            "From the first step of a remedy until the node was in service again.",
+            buckets=_REMEDY_SECONDS,
             registry=self.registry,
         )
         self.leader = Gauge("glm5_operator_leader", "1 while this process may write.", registry=self.registry)

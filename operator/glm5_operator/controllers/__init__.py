@@ -15,8 +15,11 @@ from glm5_operator.controllers.adapters import Adapters
 from glm5_operator.controllers.deployment import Deployments
 from glm5_operator.controllers.facts import Facts
 from glm5_operator.controllers.finetune import FinetuneController
+from glm5_operator.controllers.node import NodeController
+from glm5_operator.controllers.plugins import Plugins
 from glm5_operator.controllers.pool import PoolController
 from glm5_operator.controllers.progress import ProgressPoller
+from glm5_operator.controllers.remedies import Remedies
 from glm5_operator.controllers.service import ServiceController
 from glm5_operator.kube import Controllers, errors, kinds
 from glm5_operator.kube.gangs import Gangs
@@ -94,13 +97,32 @@ def build(parts: Parts) -> Controllers:
         refusal,
         deployments,
     )
-    by_kind: dict[str, ServiceController | FinetuneController | PoolController] = {
+
+    def look_at_nodes() -> None:
+        for key in parts.cache.keys(names.NODE_KIND):
+            parts.wake(key)
+
+    plugins = Plugins(daemon_sets, parts.settings.watch.discovery, look_at_nodes)
+    watched, agents = parts.settings.scope.namespaces, parts.settings.lease.namespace
+    nodes = NodeController(
+        parts.cache,
+        parts.applier,
+        parts.events,
+        facts,
+        plugins.resets,
+        Remedies(parts.metrics),
+        resync,
+        agents if not watched or agents in watched else None,
+        whole_cluster=not watched,
+    )
+    by_kind: dict[str, ServiceController | FinetuneController | PoolController | NodeController] = {
         names.SERVICE_KIND: services,
         names.FINETUNE_KIND: finetunes,
         names.POOL_KIND: pools,
+        names.NODE_KIND: nodes,
     }
 
     async def give_up(key: Key, reason: str, now: datetime) -> None:
         await by_kind[key.kind].give_up(key, reason, now)
 
-    return Controllers(by_kind, give_up, {"progress": poller.run, "gangs": gangs.run})
+    return Controllers(by_kind, give_up, {"progress": poller.run, "gangs": gangs.run, "plugins": plugins.run})

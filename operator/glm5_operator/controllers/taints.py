@@ -1,7 +1,7 @@
-"""The role taint of a pool: put on beside what others tainted, and the DaemonSets that it would lock out. Pure.
+"""The operator's taints, of a pool's role and of a node's remedy, beside what others tainted; and whom the first would lock out. Pure.
 
-Used by the pool controller and the clean-up. A DaemonSet that doesn't tolerate the taint keeps its pods until they are replaced;
-then they stay away. When that DaemonSet is the device plugin, the next upgrade takes the node's cards away.
+Used by the controllers of pools and nodes, and by the clean-up. A DaemonSet that doesn't tolerate the role's taint keeps its pods until
+they are replaced; then they stay away. When that DaemonSet is the device plugin, the next upgrade takes the node's cards away.
 """
 
 from __future__ import annotations
@@ -15,30 +15,40 @@ if TYPE_CHECKING:
 
 
 def with_taint(node: Mapping[str, Any], role: str | None) -> list[dict[str, Any]] | None:
-    """The node's taints with ours set to `role`, or without ours; None when that is what they are."""
-    present = [dict(taint) for taint in (node.get("spec") or {}).get("taints") or ()]
-    if _role(node) == role:
-        return None
-    foreign = [taint for taint in present if not _is_ours(taint)]
-    ours = [] if role is None else [{"key": names.ROLE_TAINT, "value": role, "effect": names.TAINT_EFFECT}]
-    return foreign + ours
+    """The node's taints with the role's set to `role`, or without it; None when that is what they are."""
+    return _with(node, names.ROLE_TAINT, role)
+
+
+def with_health_taint(node: Mapping[str, Any], value: str | None) -> list[dict[str, Any]] | None:
+    """The node's taints with the remedy's set to `value`, or without it; None when that is what they are."""
+    return _with(node, names.HEALTH_TAINT, value)
+
+
+def without_taints(node: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The node's taints without any of ours; None when there is none."""
+    present = (node.get("spec") or {}).get("taints") or ()
+    kept = [dict(taint) for taint in present if taint.get("key") not in {names.ROLE_TAINT, names.HEALTH_TAINT}]
+    return kept if len(kept) != len(present) else None
 
 
 def intolerant(daemon_sets: Iterable[Mapping[str, Any]], nodes: Iterable[Mapping[str, Any]], role: str) -> tuple[str, ...]:
     """`namespace/name` of the DaemonSets that run on one of these nodes and don't tolerate the taint of that role."""
     members = tuple(nodes)
-    return tuple(
-        sorted(_name(item) for item in daemon_sets if not _tolerates(item, role) and any(_runs_on(item, node) for node in members))
-    )
+    return tuple(sorted(_name(item) for item in daemon_sets if not _tolerates(item, role) and any(runs_on(item, node) for node in members)))
 
 
-def _is_ours(taint: Mapping[str, Any]) -> bool:
-    return bool(taint.get("key") == names.ROLE_TAINT)
+def runs_on(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    """By its node selector. An affinity may say no where this says yes; then the taint waits in vain, and the pool says for whom."""
+    labels = node["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in (_pod_spec(daemon_set).get("nodeSelector") or {}).items())
 
 
-def _role(node: Mapping[str, Any]) -> str | None:
-    taints = (node.get("spec") or {}).get("taints") or ()
-    return next((str(taint.get("value") or "") for taint in taints if _is_ours(taint)), None)
+def _with(node: Mapping[str, Any], key: str, value: str | None) -> list[dict[str, Any]] | None:
+    present = [dict(taint) for taint in (node.get("spec") or {}).get("taints") or ()]
+    if next((str(taint.get("value") or "") for taint in present if taint.get("key") == key), None) == value:
+        return None
+    foreign = [taint for taint in present if taint.get("key") != key]
+    return foreign + ([] if value is None else [{"key": key, "value": value, "effect": names.TAINT_EFFECT}])
 
 
 def _name(resource: Mapping[str, Any]) -> str:
@@ -48,12 +58,6 @@ def _name(resource: Mapping[str, Any]) -> str:
 def _pod_spec(daemon_set: Mapping[str, Any]) -> Mapping[str, Any]:
     spec: Mapping[str, Any] = daemon_set["spec"]["template"].get("spec") or {}
     return spec
-
-
-def _runs_on(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """By its node selector. An affinity may say no where this says yes; then the taint waits in vain, and the pool says for whom."""
-    labels = node["metadata"].get("labels") or {}
-    return all(labels.get(key) == value for key, value in (_pod_spec(daemon_set).get("nodeSelector") or {}).items())
 
 
 def _tolerates(daemon_set: Mapping[str, Any], role: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from glm5_operator.api import names
 from glm5_operator.kube import Key, key_of, kinds
-from glm5_operator.kube.cache import controller_of
+from glm5_operator.kube.cache import controller_of, node_of_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,12 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
     `resource` is the object as it is now, or as it was last when it has gone.
     """
     kind = resource["kind"]
-    if kind in _OWNERS:
+    if kind == kinds.ASCEND_NODE.name:
+        yield key_of(resource), 0.0
+    elif kind == kinds.MIND_CLUSTER_MAP.name:
+        if node := node_of_map(resource["metadata"]["name"]):
+            yield Key(names.NODE_KIND, "", node), 0.0
+    elif kind in _OWNERS:
         yield key_of(resource), 0.0
         yield from _by_adapters(cache, resource, settle)
     elif kind == kinds.POOL.name:
@@ -75,11 +80,14 @@ def _by_pool(cache: Cache, pool: Resource, settle: float) -> Iterator[tuple[Key,
             yield key, settle  # a node that one pool lets go of is another's to take
     for key in cache.users_of(pool["metadata"]["name"]):
         yield key, settle
+    for node in cache.nodes(pool["metadata"]["name"]):
+        yield Key(names.NODE_KIND, "", node["metadata"]["name"]), settle  # its policy may be another
 
 
 def _by_node(cache: Cache, node: Resource, settle: float) -> Iterator[tuple[Key, float]]:
     for key in cache.keys(kinds.POOL.name):
         yield key, settle
+    yield Key(names.NODE_KIND, "", node["metadata"]["name"]), settle
     pool = _labels(node).get(names.POOL_LABEL)
     if pool:
         # No finalizer holds a pool back: one that was deleted while no operator ran is only remembered by this label.
@@ -95,6 +103,7 @@ def _by_pod(cache: Cache, pod: Resource, settle: float) -> Iterator[tuple[Key, f
     node = cache.get(kinds.NODE.name, "", (pod.get("spec") or {}).get("nodeName") or "")
     pool = _labels(node).get(names.POOL_LABEL) if node else None
     if pool:
+        yield Key(names.NODE_KIND, "", pod["spec"]["nodeName"]), settle
         yield from ((key, CARDS_SETTLE) for key in cache.users_of(pool) if key.kind == kinds.FINETUNE.name)
     if not ours:
         if pool:

@@ -149,6 +149,41 @@ class Applier:
             return errors.failure(error, key)
         return None
 
+    async def apply_whole(self, manifest: Manifest, live: Resource | None) -> ApiFailure | None:
+        """Server-side apply of an object that we own but for its status, unless spec and owners say so already.
+
+        For objects of the cluster, which `converge` has no owner for. A field that is left out, and was ours, is taken away.
+        """
+        key = key_of(manifest)
+        owners = manifest["metadata"].get("ownerReferences")
+        if live is not None and (live.get("spec") or {}) == manifest["spec"] and live["metadata"].get("ownerReferences") == owners:
+            return None
+        try:
+            self._cache.put(await self._client.apply(manifest, force=True))
+        except errors.KubeError as error:
+            return errors.failure(error, key)
+        return None
+
+    async def take_off(self, resource: Resource, annotation: str) -> ApiFailure | None:
+        """Remove one annotation; an object that is gone is no failure."""
+        try:
+            self._cache.put(await self._client.merge_patch(key_of(resource), {"metadata": {"annotations": {annotation: None}}}))
+        except errors.NotFoundError:
+            return None
+        except errors.KubeError as error:
+            return errors.failure(error, key_of(resource))
+        return None
+
+    async def delete(self, resource: Resource) -> ApiFailure | None:
+        """Delete this very object; one that is gone, or another one by that name, is no failure."""
+        try:
+            await self._client.delete(key_of(resource), resource["metadata"]["uid"])
+        except (errors.NotFoundError, errors.ConflictError):
+            return None
+        except errors.KubeError as error:
+            return errors.failure(error, key_of(resource))
+        return None
+
     async def label_pod(self, pod: Resource, name: str, value: str | None) -> ApiFailure | None:
         """Set or (with None) remove one label of a pod, unless it says so already; who waits for it is told."""
         if (pod["metadata"].get("labels") or {}).get(name) == value:

@@ -348,8 +348,13 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
     if kind == kinds.POD.name and not _is_ours(resource):
         metadata = resource["metadata"]
         identity = {name: metadata[name] for name in ("name", "namespace", "uid", "deletionTimestamp") if name in metadata}
-        slim = {"apiVersion": "v1", "kind": kind, "metadata": identity, "spec": {"nodeName": resource["spec"]["nodeName"]}}
-        return slim | (_slim_agent(resource) if _is_agent(resource) else {})
+        other: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": kind,
+            "metadata": identity,
+            "spec": {"nodeName": resource["spec"]["nodeName"]},
+        }
+        return other | (_slim_agent(resource) if _is_agent(resource) else {})
     drop = {"resourceVersion"} if kind in _CHILD_KINDS else {"resourceVersion", "managedFields"}
     if kind == kinds.POD.name:
         drop.add("annotations")

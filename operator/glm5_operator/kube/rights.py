@@ -68,7 +68,7 @@ CLUSTER: Final = (
         kinds.POD,
         ("patch",),
         "One annotation of replicas that take adapters, glm5.dev/adapters: kubelet then brings them the changed list at once. "
-        "One label, glm5.dev/serving: taken off a replica whose card failed, and put back. Nothing else of a pod is ever written.",
+        "One label, glm5.dev/serving: changed on a replica whose card failed, and put back. Nothing else of a pod is ever written.",
     ),
     _right(
         kinds.POD,
@@ -102,10 +102,26 @@ CLEANUP_NAMESPACE: Final = (
 )
 """Of the same hook, in the operator's namespace."""
 
+AGENT: Final = (
+    _right(
+        kinds.ASCEND_NODE,
+        ("get", "watch"),
+        "The node's own AscendNode: which reset is asked for. Roles can't name one object for each agent; it could read the others too.",
+    ),
+    _right(
+        kinds.ASCEND_NODE,
+        ("patch",),
+        "Facts and resets of its own node: the chart's ValidatingAdmissionPolicy refuses every other node and every other part.",
+        subresource="status",
+    ),
+)
+"""Of the node agent, everywhere."""
+
 TABLES: Final[Mapping[str, tuple[Right, ...]]] = {
     "cluster": CLUSTER,
     "namespace": NAMESPACE,
     "cleanup-cluster": CLEANUP_CLUSTER,
     "cleanup-namespace": CLEANUP_NAMESPACE,
+    "agent": AGENT,
 }
 """By the name of the chart's file that holds the rules."""

@@ -14,6 +14,7 @@ Json = dict[str, Any]
 CHAT = Key("GLM5Service", "prod", "chat")
 OTHER = Key("GLM5Service", "prod", "other")
 INFERENCE, TRAINING = Key("NPUPool", "", "inference"), Key("NPUPool", "", "training")
+CARDS = Key("AscendNode", "", "npu-0")
 SETTLE = 0.1
 
 
@@ -52,7 +53,7 @@ def test_a_pool_that_is_gone_wakes_its_own_name_so_that_its_nodes_are_let_go() -
 def test_a_node_wakes_every_pool_and_the_services_of_the_one_it_is_in() -> None:
     found = woken(node("training"))
 
-    assert set(found) == {INFERENCE, TRAINING, OTHER}
+    assert set(found) == {INFERENCE, TRAINING, OTHER, CARDS}
 
 
 def test_a_node_of_a_pool_that_was_deleted_unseen_wakes_that_pools_name() -> None:
@@ -60,7 +61,7 @@ def test_a_node_of_a_pool_that_was_deleted_unseen_wakes_that_pools_name() -> Non
 
 
 def test_a_node_of_no_pool_wakes_no_service() -> None:
-    assert set(woken(node(None))) == {INFERENCE, TRAINING}
+    assert set(woken(node(None))) == {INFERENCE, TRAINING, CARDS}
 
 
 def test_a_pod_wakes_its_service_soon_and_the_counting_of_cards_later() -> None:
@@ -79,9 +80,25 @@ def test_a_pod_of_others_wakes_the_counting_of_its_nodes_pool_alone() -> None:
     filled = cache()
     filled.put(node("training"))
 
-    assert dict(woken_by(filled, a_strangers_pod(), SETTLE)) == {TRAINING: CARDS_SETTLE}
+    assert dict(woken_by(filled, a_strangers_pod(), SETTLE)) == {TRAINING: CARDS_SETTLE, CARDS: SETTLE}
     assert dict(woken_by(filled, a_strangers_pod(on="elsewhere"), SETTLE)) == {}
     assert dict(woken_by(filled, a_strangers_pod(on=None), SETTLE)) == {}
+
+
+def test_what_the_agent_or_mindcluster_says_wakes_its_node_at_once() -> None:
+    metadata = {"name": "npu-0", "resourceVersion": "1"}
+    assert woken({"apiVersion": "glm5.dev/v1alpha1", "kind": "AscendNode", "metadata": metadata}) == {CARDS: 0.0}
+
+    told = {"kind": "MindClusterMap", "metadata": {"name": "mindx-dl-deviceinfo-npu-0", "namespace": "kube-system"}}
+    assert woken(told) == {CARDS: 0.0}
+    assert woken({**told, "metadata": {**told["metadata"], "name": "mindx-dl-else"}}) == {}
+
+
+def test_a_pools_own_edit_wakes_its_nodes_for_the_policy_may_be_another() -> None:
+    filled = cache()
+    filled.put(node("inference"))
+
+    assert dict(woken_by(filled, pool("inference"), SETTLE))[CARDS] == SETTLE
 
 
 def test_a_child_wakes_the_service_that_controls_it_and_a_stranger_nobody() -> None:

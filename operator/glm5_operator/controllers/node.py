@@ -1,0 +1,235 @@
+"""Reconcile one AscendNode: observe, decide, remember, act, and say when to look again.
+
+Called by the queue with the key of an AscendNode, which bears its Node's name; the object itself is made and removed here. Decides nothing:
+what a node's health is says `health.view`, what follows from it `health.remedy`. The decision is written into the status before anything
+is done: what an operator that dies in between leaves undone is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from glm5_operator.api import names
+from glm5_operator.api.node import RemedyReport
+from glm5_operator.controllers.taints import with_health_taint
+from glm5_operator.controllers.traffic import Traffic
+from glm5_operator.health import memory as memories
+from glm5_operator.health.policy import Policy
+from glm5_operator.health.remedy import decide
+from glm5_operator.health.types import NodeHealth, Product
+from glm5_operator.health.view import node_health
+from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
+from glm5_operator.status.node import OURS, node_status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from datetime import datetime
+
+    from glm5_operator.api.pool import NPUPool
+    from glm5_operator.controllers.facts import Facts
+    from glm5_operator.controllers.remedies import Remedies
+    from glm5_operator.health.decision import Decision
+    from glm5_operator.health.memory import Memory
+    from glm5_operator.kube import Applier, Cache, Events, Manifest, Resource
+
+EVICT_AGAIN: Final = timedelta(seconds=5)
+"""While a disruption budget holds a pod: no event tells when it allows more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What this pass works on."""
+
+    node: Resource
+    ascend_node: Resource
+    pool: NPUPool
+    health: NodeHealth
+    memory: Memory
+    policy: Policy
+    released: bool
+
+
+@dataclass(frozen=True)
+class NodeController:
+    """Keeps one AscendNode for each node of a pool, and takes the node through its remedy."""
+
+    cache: Cache
+    applier: Applier
+    events: Events
+    facts: Facts
+    resets_itself: Callable[[Resource], Awaitable[bool]]  # a device plugin on that node does
+    remedies: Remedies
+    resync: timedelta
+    agents: str | None  # the namespace of the agents' pods; None where it can't be seen
+    whole_cluster: bool = True  # else pods of others may hold cards unseen, and nothing is done that could hit them
+    # Two nodes that look for room in a pool at the same time would both find the same.
+    pools: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+
+    async def reconcile(self, key: Key, now: datetime) -> Outcome:
+        """Take the node of `key` one step further, where there is one."""
+        node = self.cache.get(kinds.NODE.name, "", key.name)
+        if node is None:
+            self.remedies.forget(key.name)
+            return Outcome.done()  # the owner reference removes the AscendNode
+        pool = self.facts.pool(_label(node))
+        ascend_node = self.cache.get(key.kind, "", key.name)
+        if pool is None:
+            return await self._let_go(node, ascend_node)
+        if ascend_node is None:
+            failure = await self.applier.apply_whole(_manifest(node, None), None)
+            ascend_node = self.cache.get(key.kind, "", key.name)
+            if failure is not None or ascend_node is None:
+                return _outcome([failure] if failure else [], self.resync)
+        async with self.pools[pool.pool.metadata.name]:
+            seen = await self._observe(node, ascend_node, pool.pool, now)
+            decision = self._decide(seen, now)
+            status = node_status(ascend_node, seen.health, decision, now)
+            failures = await self._remember(seen, decision, status, now)
+            if not failures:
+                # Under the lock too: who is the last one of a service in traffic is counted from the pods.
+                failures = await self._traffic.set(decision.quiesce, decision.return_to_traffic)
+        if not failures:
+            failures = await self._act(seen, decision)
+        self._tell(seen, decision)
+        return _outcome(failures, min(decision.requeue_after or self.resync, self.resync))
+
+    async def give_up(self, key: Key, reason: str, now: datetime) -> None:
+        """The status tells how far the remedy is, and its conditions why; a failure of the API server is nothing to add to it."""
+
+    @property
+    def _traffic(self) -> Traffic:
+        return Traffic(self.cache, self.applier)
+
+    async def _observe(self, node: Resource, ascend_node: Resource, pool: NPUPool, now: datetime) -> _Seen:
+        name, spec = node["metadata"]["name"], pool.spec
+        health = node_health(
+            node,
+            ascend_node,
+            self.cache.maps(name),
+            self._holders(name),
+            agent_ready=self._agent_ready(name),
+            now=now,
+            product=Product(spec.product) if spec.product else None,
+            resource_name=self.facts.resource_of_pool(pool.metadata.name),
+            hot_reset=await self.resets_itself(node),
+        )
+        policy = Policy.of(spec.health, health.product)
+        if not self.whole_cluster and policy.mode == "Auto":
+            policy = replace(policy, mode="DryRun")
+        released = names.RELEASE_ANNOTATION in (ascend_node["metadata"].get("annotations") or {})
+        return _Seen(node, ascend_node, pool, health, _memory(ascend_node), policy, released)
+
+    def _decide(self, seen: _Seen, now: datetime) -> Decision:
+        pool = seen.pool.metadata.name
+        self.remedies.learn(self.cache)
+        room = self._traffic.room(seen.health, self.remedies.out_of_service(pool, besides=seen.health.name))
+        return decide(seen.health, seen.policy, seen.memory, room, now, released=seen.released)
+
+    async def _remember(self, seen: _Seen, decision: Decision, status: dict[str, Any], now: datetime) -> list[ApiFailure]:
+        ours = {name: value for name, value in (seen.ascend_node.get("status") or {}).items() if name in OURS}
+        failure = await self.applier.write_status({**seen.ascend_node, "status": ours}, status)
+        if failure is not None:
+            return [failure]
+        self.remedies.note(seen.pool.metadata.name, seen.health, seen.memory, decision, now)
+        return []
+
+    async def _act(self, seen: _Seen, decision: Decision) -> list[ApiFailure]:
+        """All but traffic: the taint, evictions, the reset that is asked for, and the person's note that was obeyed."""
+        found = [
+            await self.applier.patch_node(seen.node, labels={}, taints=with_health_taint(seen.node, decision.taint or None)),
+            *[await self.applier.evict(pod) for pod in self._pods((*decision.evict, *decision.restart))],
+            await self.applier.apply_whole(_manifest(seen.node, decision), seen.ascend_node),
+        ]
+        if seen.released and decision.memory.state != "Quarantined":
+            found.append(await self.applier.take_off(seen.ascend_node, names.RELEASE_ANNOTATION))
+        return [failure for failure in found if failure is not None]
+
+    def _tell(self, seen: _Seen, decision: Decision) -> None:
+        """An Event for each alert and for each step, of which a remedy has a handful."""
+        before, after = seen.memory, decision.memory
+        for alert in decision.alerts:
+            self.events.warning(seen.ascend_node, alert.reason, alert.message)
+        if (before.state, before.reason) != (after.state, after.reason) and (before.since is not None or after.state != "Healthy"):
+            dry = "(dry run) " if after.dry_run else ""
+            self.events.normal(seen.ascend_node, after.state, f"{dry}{after.reason}: {after.message or after.state}")
+
+    async def _let_go(self, node: Resource, ascend_node: Resource | None) -> Outcome:
+        """A node that no pool has any more is nobody's to heal: pods go back into traffic, our taint comes off, the object goes."""
+        self.remedies.forget(node["metadata"]["name"])
+        if ascend_node is None:
+            return Outcome.done()
+        quiet = self._traffic.quiet(node["metadata"]["name"])
+        found = [
+            *await self._traffic.set((), quiet),
+            await self.applier.patch_node(node, labels={}, taints=with_health_taint(node, None)),
+        ]
+        failures = [failure for failure in found if failure is not None]
+        if not failures and (failure := await self.applier.delete(ascend_node)):
+            failures.append(failure)
+        return _outcome(failures, self.resync)
+
+    def _holders(self, node: str) -> list[Resource]:
+        """The pods that hold devices there, whosever they are, in the form in which the view reads pods."""
+        return [
+            {
+                "metadata": {"namespace": key.namespace, "name": key.name},
+                "spec": {"containers": [{"resources": {"limits": {name: str(count) for name, count in held.items()}}}]},
+            }
+            for key, held in self.cache.held(node).items()
+        ]
+
+    def _agent_ready(self, node: str) -> bool | None:
+        if self.agents is None:
+            return None
+        pods = [pod for pod in self.cache.agents(node) if pod["metadata"]["namespace"] == self.agents]
+        return any(not pod["metadata"].get("deletionTimestamp") and _is_ready(pod) for pod in pods)
+
+    def _pods(self, wanted: Iterable[str]) -> list[Resource]:
+        found = (self.cache.get(kinds.POD.name, *name.split("/", 1)) for name in wanted)
+        return [pod for pod in found if pod is not None]
+
+
+def _manifest(node: Resource, decision: Decision | None) -> Manifest:
+    """The AscendNode but for its status. It goes with its Node."""
+    metadata = node["metadata"]
+    owner = {"apiVersion": "v1", "kind": kinds.NODE.name, "name": metadata["name"], "uid": metadata["uid"]}
+    reset = decision.reset if decision is not None else None
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.NODE_KIND,
+        "metadata": {"name": metadata["name"], "ownerReferences": [owner]},
+        "spec": {"reset": reset.model_dump(mode="json", by_alias=True, exclude_none=True)} if reset is not None else {},
+    }
+
+
+def _memory(ascend_node: Resource) -> Memory:
+    """What the last pass remembered. A status that can't be read is as good as lost; what it left behind is seen from pods and taints."""
+    remedy = (ascend_node.get("status") or {}).get("remedy")
+    try:
+        return memories.load(RemedyReport.model_validate(remedy, by_alias=True, by_name=False) if remedy else None)
+    except ValidationError:
+        return memories.load(None)
+
+
+def _label(node: Resource) -> str:
+    return str((node["metadata"].get("labels") or {}).get(names.POOL_LABEL) or "")
+
+
+def _is_ready(pod: Resource) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
+
+
+def _outcome(failures: list[ApiFailure], after: timedelta) -> Outcome:
+    """A disruption budget that holds a pod is no failure: it is asked again until the remedy's own patience ends."""
+    held = [failure for failure in failures if failure.reason == "TooManyRequests" and failure.target.kind == kinds.POD.name]
+    others = [failure for failure in failures if failure not in held]
+    if others:
+        return Outcome.retry(others[0].reason, others[0].retry_after)
+    return Outcome.again(min(after, EVICT_AGAIN) if held else after)
