@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.agent.podresources import SOCKET, Allocations, PodResourcesError, allocations
 from glm5_operator.agent.runner import End
 from glm5_operator.api.node_facts import MOST_CARDS, MOST_CODES, MOST_PROBLEMS, CardReport, NodeFactsReport, ToolReport
+from glm5_operator.health.collected import card_report
 from glm5_operator.health.npusmi import parse_health, parse_info, parse_map
 from glm5_operator.health.npusmi.identify import physical_ids
 from glm5_operator.health.npusmi.readings import Layout
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from glm5_operator.agent.rare import Rare
     from glm5_operator.agent.runner import Answer, Runner
     from glm5_operator.agent.settings import AgentSettings
-    from glm5_operator.health.npusmi.readings import CardMap, ChipRow, HealthReading, InfoTable
+    from glm5_operator.health.npusmi.readings import CardMap, HealthReading, InfoTable
 
 NPU_SMI: Final = "npu-smi"
 KEEP: Final = 60.0
@@ -136,7 +137,9 @@ class Collector:
             mapping = parse_map(answer.text) if answer.end is End.EXITED else None
             memory.mapping, memory.mapped = mapping if mapping and mapping.chips else None, chips
         ids = physical_ids(table, memory.mapping, self._host.davinci())
-        cards = {ids[row.npu, row.chip]: _card(row, ids[row.npu, row.chip], table) for row in table.chips if (row.npu, row.chip) in ids}
+        cards = {
+            ids[row.npu, row.chip]: card_report(row, ids[row.npu, row.chip], table) for row in table.chips if (row.npu, row.chip) in ids
+        }
         unnamed = [f"NPU {row.npu} chip {row.chip}: its physical id can't be told" for row in table.chips if (row.npu, row.chip) not in ids]
         return cards, unnamed
 
@@ -281,28 +284,6 @@ class Collector:
 
     def _version(self) -> str | None:
         return self._memory.table.version if self._memory.table is not None else None
-
-
-def _card(row: ChipRow, physical: int, table: InfoTable) -> CardReport:
-    memory = row.main_memory
-    return CardReport(
-        physical=physical,
-        npu=row.npu,
-        chip=row.chip,
-        health=row.health,
-        name=row.name[:128] or None,
-        temperature=row.temperature,
-        power=row.power,
-        utilisation=row.utilisation,
-        memory_used=memory.used,
-        memory_total=memory.total,
-        pids=_pids(table, row),
-    )
-
-
-def _pids(table: InfoTable, row: ChipRow) -> tuple[int, ...] | None:
-    pids = table.pids(row.npu, row.chip)
-    return None if pids is None else tuple(sorted(set(pids)))[:64]
 
 
 def _failure(answer: Answer, read: InfoTable) -> str:

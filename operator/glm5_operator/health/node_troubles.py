@@ -46,6 +46,7 @@ def node_troubles(evidence: Evidence) -> Iterator[Diagnosis]:
     yield from _versions(evidence)
     yield from _offered(evidence)
     yield from _memory_held(evidence)
+    yield from _devices(evidence)
     for rule in _RULES:
         yield from rule(evidence.facts)
 
@@ -195,9 +196,10 @@ def _outside(facts: NodeFactsReport) -> Iterator[Diagnosis]:
         )
 
 
-def _devices(facts: NodeFactsReport) -> Iterator[Diagnosis]:
-    nodes = {node.path: node for node in facts.host.device_nodes or ()} if facts.host else {}
-    if not nodes:
+def _devices(evidence: Evidence) -> Iterator[Diagnosis]:
+    facts = evidence.facts
+    nodes = {node.path: node for node in facts.host.device_nodes or ()} if facts and facts.host else {}
+    if facts is None or not nodes:
         return
     # Words and order as in `glm5-runtime doctor`, which says the same of a container.
     closed = [node for node in nodes.values() if not _opens(node.owner, node.mode)]
@@ -210,7 +212,9 @@ def _devices(facts: NodeFactsReport) -> Iterator[Diagnosis]:
             "give them group HwHiAiUser (gid 1000) and mode 0660 with the driver's udev rules, or run as their owner or in their group",
             "vendor",
         )
-    wanted = [f"/dev/{name}" for name in _MANAGERS] + [f"/dev/davinci{card.physical}" for card in facts.cards]
+    wanted = [f"/dev/davinci{card.physical}" for card in facts.cards]
+    if evidence.live or len([path for path in nodes if path.endswith(_MANAGERS)]) > 1:  # a listing of /dev/davinci* shows no others
+        wanted = [*(f"/dev/{name}" for name in _MANAGERS), *wanted]
     # /dev/davinci_manager_docker and the like stand for the plain one
     absent = [path for path in wanted if path not in nodes and f"{path}_docker" not in nodes]
     if absent:
@@ -329,7 +333,6 @@ _RULES: Final[tuple[Callable[[NodeFactsReport], Iterable[Diagnosis]], ...]] = (
     _ecc,
     _hot,
     _outside,
-    _devices,
     _network,
     _slow,
     _host,
