@@ -59,22 +59,33 @@ def holders(node: NodeHealth, cards: Collection[int]) -> tuple[str, ...]:
     return tuple(sorted(held | (set(node.pods) - named)))
 
 
-def obstacle(node: NodeHealth, taken: Reach) -> str:
-    """What keeps a reset from being done now, in words; empty when nothing does. Of what isn't known, nothing is believed to be free."""
+def held(node: NodeHealth, taken: Reach) -> str:
+    """Who is on a card that the reset takes, or may be in the next moment, in words; empty when nobody is known to be."""
     cards = [card for card in node.cards if card.physical in taken.cards]
     for card in cards:
         if card.holder:
             return f"card {card.physical} is held by pod {card.holder}; a reset here takes {ids(taken.cards)}"
     if pods := (node.pods if taken.radius == "Node" else holders(node, taken.cards)):
         return f"pod {pods[0]} requests cards of the node; a reset here takes {ids(taken.cards)}"
-    if not node.allocations_known:
-        return "nobody knows who holds the cards: the agent can't read kubelet's PodResources API"
     for card in cards:
-        if not card.known or card.pids is None:
-            return f"nobody knows whether card {card.physical} is in use: it can't be read"
         if card.pids:
             return f"process {card.pids[0]} is on card {card.physical}, and no pod holds it: end it on the host"
-    return "" if len(cards) == len(taken.cards) else f"cards {ids(set(taken.cards) - {card.physical for card in cards})} aren't there"
+    return ""
+
+
+def obstacle(node: NodeHealth, taken: Reach) -> str:
+    """What keeps a reset from being begun now, in words; empty when nothing does. Of what isn't known, nothing is believed to be free."""
+    if who := held(node, taken):
+        return who
+    if not node.ready:
+        return "the node isn't Ready: pods that the cluster has forgotten may still run there"
+    if node.reset is not None and node.reset.state == "Running":
+        return f"reset {node.reset.id} is running"
+    if not node.allocations_known:
+        return "nobody knows who holds the cards: the agent can't read kubelet's PodResources API"
+    seen = {card.physical: card for card in node.cards if card.known and card.pids is not None}
+    unread = set(taken.cards) - seen.keys()
+    return f"nobody knows whether {ids(unread)} is in use: it can't be read" if unread else ""
 
 
 def ids(cards: Collection[int]) -> str:

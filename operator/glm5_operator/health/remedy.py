@@ -106,7 +106,7 @@ def _unsure(node: NodeHealth, memory: Memory, now: datetime) -> Decision:
 def _watching(s: Situation, memory: Memory) -> Decision:
     """Healthy and Suspect: faults that send nobody away."""
     if s.node.recovering and not memory.dry_run:
-        return _leave_to_mind_cluster(s, memory)
+        return _leave_to_mind_cluster(s, replace(memory, remedies=(*memory.remedies, s.now)))
     if s.need in BAD:
         return _begin(s, memory)
     decision = _restart(s, memory) if set(s.cards(Grade.RESTART_ENGINE)) - set(memory.restarted) else _suspect(s, memory)
@@ -131,32 +131,41 @@ def _restart(s: Situation, memory: Memory) -> Decision:
 
 
 def _suspect(s: Situation, memory: Memory) -> Decision:
-    need, now = s.need, s.now
-    if need in {None, Grade.NOTE, Grade.DEGRADED}:
-        since = memory.healthy_since or now
-        waiting = memory.state == "Suspect" and memory.reason not in {"Degraded"} and now - since < s.policy.debounce
-        if waiting or (memory.state == "Suspect" and s.unknown):
-            memory = replace(
-                memory.to(now, "Suspect", "Recovering", "the faults are gone; waiting whether they stay away"), healthy_since=since
-            )
-            return _decision(memory, Step.WAIT, requeue_after=LATER)
-        memory = replace(memory, cordoned=False, faulty=s.cards(Grade.DEGRADED), cards=(), radius=None, healthy_since=None)
-        if need is Grade.DEGRADED:
-            message = f"{s.told(Grade.DEGRADED)}: work on several cards avoids it"
-            return _decision(memory.to(now, "Suspect", "Degraded", message), Step.ALERT, alerts=(Alert("Degraded", message),))
-        message = s.told(Grade.NOTE)
-        alerts = (Alert("Noted", message),) if message else ()
-        memory = memory.to(now, "Healthy", "Noted" if message else "Healthy", message)
-        return _decision(memory, Step.ALERT if message else Step.NO_ACTION, alerts=alerts, requeue_after=LATER if memory.hot else None)
-    memory = replace(memory, healthy_since=None, faulty=s.cards(Grade.NO_NEW_PODS, Grade.RESET_WHEN_IDLE, Grade.RESTART_ENGINE))
-    if need is Grade.NO_NEW_PODS:
-        message = f"{s.told(need)}: no new pods"
-        counted = memory.remedies if memory.cordoned else (*memory.remedies, now)
-        memory = replace(memory.to(now, "Suspect", "NoNewPods", message), cordoned=True, remedies=counted)
-        return _decision(memory, Step.ALERT, alerts=(Alert("NoNewPods", message),))
-    if need is Grade.RESET_WHEN_IDLE:
+    if s.need in {None, Grade.NOTE, Grade.DEGRADED}:
+        return _calm(s, memory)
+    stays_away = bool(s.cards(Grade.NO_NEW_PODS))
+    counted = (*memory.remedies, s.now) if stays_away and not memory.cordoned else memory.remedies
+    faulty = s.cards(Grade.NO_NEW_PODS, Grade.RESET_WHEN_IDLE, Grade.RESTART_ENGINE)
+    memory = replace(memory, healthy_since=None, faulty=faulty, cordoned=stays_away, remedies=counted)
+    if s.cards(Grade.RESET_WHEN_IDLE):
         return _when_idle(s, memory)
-    return _decision(memory, Step.WAIT, requeue_after=LATER)
+    if stays_away:
+        message = f"{s.told(Grade.NO_NEW_PODS)}: no new pods"
+        return _decision(memory.to(s.now, "Suspect", "NoNewPods", message), Step.ALERT, alerts=(Alert("NoNewPods", message),))
+    return _decision(memory.to(s.now, "Suspect", "EngineRestarted", memory.message), Step.WAIT, requeue_after=LATER)
+
+
+def _calm(s: Situation, memory: Memory) -> Decision:
+    """Nothing that asks for an act: well, told only, or on the way there."""
+    told_only = {"Degraded", "CardUnknown"}
+    if s.unknown:
+        message = f"{radius.ids(s.unknown)} can't be read: nothing is concluded from that"
+        # A suspect card that can't be read isn't well again, and what keeps new pods away stays.
+        memory = replace(memory.to(s.now, "Suspect", "CardUnknown", message), healthy_since=None)
+        return _decision(memory, Step.ALERT, alerts=(Alert("CardUnknown", message),), requeue_after=LATER)
+    since = memory.healthy_since or s.now
+    doubted = memory.state == "Suspect" and (memory.reason not in told_only or memory.cordoned)
+    if doubted and s.now - since < s.policy.debounce:
+        memory = memory.to(s.now, "Suspect", "Recovering", "the faults are gone; waiting whether they stay away")
+        return _decision(replace(memory, healthy_since=since), Step.WAIT, requeue_after=LATER)
+    memory = replace(memory, cordoned=False, faulty=s.cards(Grade.DEGRADED), cards=(), radius=None, healthy_since=None)
+    if s.need is Grade.DEGRADED:
+        message = f"{s.told(Grade.DEGRADED)}: work on several cards avoids it"
+        return _decision(memory.to(s.now, "Suspect", "Degraded", message), Step.ALERT, alerts=(Alert("Degraded", message),))
+    message = s.told(Grade.NOTE)
+    alerts = (Alert("Noted", message),) if message else ()
+    memory = memory.to(s.now, "Healthy", "Noted" if message else "Healthy", message)
+    return _decision(memory, Step.ALERT if message else Step.NO_ACTION, alerts=alerts, requeue_after=LATER if memory.hot else None)
 
 
 def _when_idle(s: Situation, memory: Memory) -> Decision:
@@ -181,8 +190,6 @@ def _when_idle(s: Situation, memory: Memory) -> Decision:
 
 def _begin(s: Situation, memory: Memory) -> Decision:
     memory = replace(memory, remedies=(*memory.remedies, s.now), faulty=s.cards(*BAD), healthy_since=None, cards=(), radius=None, id="")
-    if memory.state == "Quiescing":
-        memory = replace(memory, since=None)
     return _quiesce(s, memory, s.plan(memory), "CardFault")
 
 
@@ -255,7 +262,7 @@ def _draining(s: Situation, memory: Memory) -> Decision:
         decision = _drain(s, memory, plan)
         if not (blocked := _blocked(s, plan)):
             return _drained(s, decision.memory, plan)
-    elif s.need is Grade.RESET_WHEN_IDLE:
+    elif s.cards(Grade.RESET_WHEN_IDLE):
         return _idle_no_more_or_reset(s, memory)
     else:
         decision, blocked = _recovering(s, memory), "the faults come and go"
@@ -286,8 +293,9 @@ def _idle_no_more_or_reset(s: Situation, memory: Memory) -> Decision:
     allowed = taken is not None and len(memory.resets) < s.policy.resets and not s.node.hot_reset
     if taken is not None and allowed and not radius.obstacle(s.node, taken):
         return _reset(s, memory, taken, memory.message)
-    memory = replace(memory.to(s.now, "Suspect", "WaitingForIdle", "it isn't idle any more"), cordoned=False, quieted=())
+    memory = replace(memory.to(s.now, "Suspect", "WaitingForIdle", "it isn't idle any more"), cordoned=bool(s.cards(Grade.NO_NEW_PODS)))
     back = tuple(sorted({*memory.quieted, *s.room.quiet}))
+    memory = replace(memory, quieted=())
     return _decision(memory, Step.WAIT, return_to_traffic=back, requeue_after=LATER)
 
 
@@ -323,10 +331,9 @@ def _resetting(s: Situation, memory: Memory) -> Decision:
     quiet = s.sitting(s.cards(*BAD))
     if result is None:
         taken = radius.Reach(memory.radius or "Node", memory.cards)
-        pods = set(s.sitting(memory.cards)) | set(s.node.pods if taken.radius == "Node" else ())
-        if pods:
+        if held := radius.held(s.node, taken):
             # Withdrawn: the agent looks again before it begins and would refuse too.
-            memory = memory.to(s.now, "Draining", "CardsHeld", f"pod {min(pods)} came to the node before the reset began")
+            memory = memory.to(s.now, "Draining", "CardsHeld", f"{held}; the reset hadn't begun and is withdrawn")
             return _decision(memory, Step.DRAIN, quiesce=quiet, requeue_after=SOON)
     if result is None or result.state == "Running":
         if not _elapsed(s.now, memory.since, limits.RESET_TAKES):
@@ -408,7 +415,7 @@ def _read_since(s: Situation, memory: Memory) -> bool:
 
 
 def _return(s: Situation, memory: Memory, reason: str, message: str) -> Decision:
-    memory = replace(memory.to(s.now, "Returning", reason, message), cordoned=False, healthy_since=None)
+    memory = replace(memory.to(s.now, "Returning", reason, message), cordoned=bool(s.cards(Grade.NO_NEW_PODS)), healthy_since=None)
     back = tuple(sorted({*memory.quieted, *s.room.quiet}))
     return _decision(memory, Step.RETURN, return_to_traffic=back, alerts=(Alert("Returned", message),), requeue_after=SOON)
 

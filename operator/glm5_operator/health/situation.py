@@ -157,13 +157,14 @@ class Situation:
 
 
 def look(node: NodeHealth, policy: Policy, memory: Memory, room: Room, now: datetime) -> tuple[Situation, Memory]:
-    """Grade the cards. The memory comes back with what is hot, and without restarts whose fault is gone."""
+    """Grade the cards. The memory comes back with what is hot, and without restarts whose fault is gone and pods that are."""
     hot = _hot(node, policy, memory, now)
     faults = {card.physical: found for card in node.cards if (found := _faults(card, policy, memory, hot, now))}
     situation = Situation(node, policy, room, now, faults)
     unseen = {card.physical for card in node.cards if not card.known}
     still = tuple(card for card in memory.restarted if card in unseen or situation.grade(card) in UNFIT)
-    return situation, replace(memory, hot=hot, restarted=still)
+    here = {*node.pods, *room.quiet, *(card.holder for card in node.cards)}
+    return situation, replace(memory, hot=hot, restarted=still, quieted=tuple(pod for pod in memory.quieted if pod in here))
 
 
 def _faults(card: CardHealth, policy: Policy, memory: Memory, hot: tuple[Hot, ...], now: datetime) -> tuple[Fault, ...]:
@@ -197,7 +198,7 @@ def _hot(node: NodeHealth, policy: Policy, memory: Memory, now: datetime) -> tup
         Hot(card.physical, rule.key, before.get((card.physical, rule.key), now))
         for card in node.cards
         for rule in policy.thermal
-        if _above(card, rule) or _latched(card, rule, memory, now)
+        if (_above(card, rule) if card.known else (card.physical, rule.key) in before) or _latched(card, rule, memory, now)
     )
 
 
