@@ -29,10 +29,17 @@ LEASE_NAME: Final = "glm5-operator"
 POOL_LABEL: Final = f"{GROUP}/pool"
 ROLE_TAINT: Final = f"{GROUP}/role"
 TAINT_EFFECT: Final = "NoSchedule"
+MOVE_ANNOTATION: Final = f"{GROUP}/move-to"
+"""On a node: the pool that it is to belong to, whatever selects it. Until it has been drained and verified it stays where it is."""
+MOVE_TAINT: Final = f"{GROUP}/moving"
+"""On a node that is on its way to another pool; its value is that pool."""
 HEALTH_TAINT: Final = f"{GROUP}/health"
 """On a node whose cards are in remedy or quarantined; its value is `remedy` or `quarantined`."""
 RELEASE_ANNOTATION: Final = f"{GROUP}/release"
 """On an AscendNode: a person takes it out of quarantine. Its value names who and why; the operator takes it off when it has obeyed."""
+
+REAL_ANNOTATION: Final = "huawei.com/AscendReal"
+"""On a pod: the devices that Ascend's plugin mounted."""
 
 # On children of a service or a fine-tuning job, and on their pods.
 SERVICE_LABEL: Final = f"{GROUP}/service"

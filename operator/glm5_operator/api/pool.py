@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from . import names
-from .common import ApiObject, Condition, Model, StatusModel
+from .common import ApiObject, Model
 from .health_policy import HealthPolicy
 from .podtemplate import PodTemplate
+from .pool_status import NPUPoolStatus
 from .rules import validations
 
 Role = Literal["Inference", "Training"]
@@ -63,53 +64,6 @@ class NPUPoolSpec(Model):
     pod_template: PodTemplate | None = None
     """Part of a PodTemplateSpec that every pod on this pool gets, below the service's own podTemplate: driver mounts, proxies,
     pull secrets, a runtime class. What belongs to the site goes here, so that services stay short.
-    """
-
-
-class CardCounts(StatusModel):
-    """Cards of the pool, in units of its resource (on A3 one unit is a die)."""
-
-    total: int
-    """Cards that the nodes offer."""
-    held: int
-    """Cards requested by pods that are on the nodes and haven't ended, of whatever owner. An operator that is limited to namespaces
-    sees no others, so it counts too few.
-    """
-    free: int
-    """Cards that a new pod could get: total less held, on nodes that are ready and accept pods."""
-
-
-class NodeConflict(StatusModel):
-    """A node that this pool selects and doesn't get."""
-
-    node: str
-    """Name of the node."""
-    pool: str
-    """The pool that has it."""
-
-
-class NPUPoolStatus(StatusModel):
-    """What is. Written by the operator only."""
-
-    observed_generation: int | None = None
-    """The metadata.generation this status was computed from."""
-    product: str | None = None
-    """Ascend product of the nodes."""
-    resource_name: str | None = None
-    """Extended resource that counts the cards."""
-    nodes: int | None = None
-    """Nodes in the pool."""
-    cards: CardCounts | None = None
-    """Cards of the pool."""
-    conflicts: Annotated[tuple[NodeConflict, ...], Field(strict=False, max_length=1024)] | None = Field(
-        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["node"]}
-    )
-    """Nodes that this pool selects but that belong to another one. The older pool keeps a node."""
-    conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=32)] | None = Field(
-        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    )
-    """Ready: the pool has nodes with cards. Reconciling: nodes are being labelled. Stalled: nothing will happen until the named
-    thing changes.
     """
 
 
