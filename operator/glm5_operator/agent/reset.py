@@ -111,7 +111,7 @@ class Resets:
     """The node's resets, one at a time.
 
     Args:
-        folder: on the node's disk, kept over restarts of the agent and the node.
+        folder: on the node's disk, kept over restarts of the agent and the node; `resets` in it is this class's own.
         look: reads all cards anew: holders, processes, health.
         command: npu-smi, as the agent calls it.
         now: the clock, with a time zone.
@@ -129,7 +129,7 @@ class Resets:
         patience: Patience | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._records = Records(folder)
+        self._records = Records(folder / "resets")
         self._look, self._command, self._now, self._changed = look, tuple(command), now, changed
         self._patience = patience or Patience()
         self._tasks: dict[str, asyncio.Task[ResetReport]] = {}

@@ -131,6 +131,13 @@ async def test_a_caller_that_gives_up_does_not_end_the_reset(tmp_path: Path) -> 
     assert [report.state for report in agent.reports()] == ["Succeeded"]
 
 
+async def test_other_files_of_the_agent_are_no_records(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "cards.json").write_text("{}")
+
+    assert an_agent(tmp_path, tmp_path / "npu-smi").reports() == ()
+
+
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "../../etc/passwd", "lock", "x" * 63, "r 1", "r%2F1", "\N{SNOWMAN}" * 20, "r1\n"])
 async def test_whatever_an_id_looks_like_it_is_one_reset(tmp_path: Path, name: str) -> None:
     script = Script.write(tmp_path / "node", A2_HCCS)
@@ -163,8 +170,8 @@ async def test_the_newest_five_are_reported_and_all_ids_stay_known(tmp_path: Pat
 )
 async def test_an_id_whose_record_is_broken_counts_as_begun(tmp_path: Path, content: bytes) -> None:
     script = Script.write(tmp_path, A2_HCCS)
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "r1.json").write_bytes(content)
+    (tmp_path / "state" / "resets").mkdir(parents=True)
+    (tmp_path / "state" / "resets" / "r1.json").write_bytes(content)
 
     agent = an_agent(tmp_path, script)
 
