@@ -44,5 +44,7 @@ class HealthPolicy(Model):
     """How long pods may take to end before somebody is asked. Default: 15m."""
     idle_memory: Annotated[int, Field(ge=0, le=65536)] | None = None
     """HBM in use, MiB, up to which a card without processes counts as idle. Default: 6144 (4.9 GiB is the most seen, on 950DT)."""
-    thermal: Annotated[tuple[ThermalRule, ...], Field(strict=False, max_length=8)] | None = None
+    thermal: Annotated[tuple[ThermalRule, ...], Field(strict=False, max_length=8)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
     """Rules for hot cards. Default: alert above 85 °C and 95 % for 5m; none on 310P, whose cards idle at 78 to 86 °C."""

@@ -17,6 +17,7 @@ MOST_MOVES = 64
 Violating = Literal["NoPool", "OtherPool", "NamespaceNotOpen"]
 MoveState = Literal["Waiting", "Draining", "Resetting", "Verifying", "Blocked"]
 
+_ATOMIC = {"x-kubernetes-list-type": "atomic"}
 _Ids = Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(strict=False, max_length=64)]
 _Time = Annotated[str, Field(max_length=40)]
 _Word = Annotated[str, Field(max_length=253)]
@@ -59,7 +60,7 @@ class CardHolder(StatusModel):
     """Its name."""
     count: int
     """Cards that it requests; of a pod that only the node agent sees, those that it was given."""
-    cards: _Ids | None = None
+    cards: _Ids | None = Field(default=None, json_schema_extra=_ATOMIC)
     """Physical ids, from kubelet's PodResources API through the node agent; absent where that isn't known."""
     annotated: Annotated[str, Field(max_length=512)] | None = None
     """The pod's annotation huawei.com/AscendReal: what the device plugin says it mounted."""
@@ -131,13 +132,17 @@ class NPUPoolStatus(StatusModel):
     """Cards of the pool."""
     fragmentation: Fragmentation | None = None
     """How the free ones lie."""
-    holders: Annotated[tuple[CardHolder, ...], Field(strict=False, max_length=MOST_HOLDERS)] | None = None
+    holders: Annotated[tuple[CardHolder, ...], Field(strict=False, max_length=MOST_HOLDERS)] | None = Field(
+        default=None, json_schema_extra=_ATOMIC
+    )
     """Pods that hold cards, by node."""
     more_holders: int | None = None
     """Pods that hold cards and aren't listed for want of room."""
-    violations: Annotated[tuple[Violation, ...], Field(strict=False, max_length=MOST_VIOLATIONS)] | None = None
+    violations: Annotated[tuple[Violation, ...], Field(strict=False, max_length=MOST_VIOLATIONS)] | None = Field(
+        default=None, json_schema_extra=_ATOMIC
+    )
     """Pods that hold cards against the pool's rules."""
-    moves: Annotated[tuple[Move, ...], Field(strict=False, max_length=MOST_MOVES)] | None = None
+    moves: Annotated[tuple[Move, ...], Field(strict=False, max_length=MOST_MOVES)] | None = Field(default=None, json_schema_extra=_ATOMIC)
     """Nodes on their way to this pool."""
     conflicts: Annotated[tuple[NodeConflict, ...], Field(strict=False, max_length=1024)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["node"]}
