@@ -359,9 +359,10 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
     if kind == kinds.POD.name:
         drop.add("annotations")
     slim = {**resource, "metadata": {name: value for name, value in resource["metadata"].items() if name not in drop}}
-    if kind == kinds.POD.name and (ours := (resource["metadata"].get("annotations") or {}).get(names.ADAPTERS_ANNOTATION)) is not None:
-        slim["metadata"]["annotations"] = {names.ADAPTERS_ANNOTATION: ours}
     if kind == kinds.POD.name:
+        annotations = resource["metadata"].get("annotations") or {}
+        if kept := {name: annotations[name] for name in (names.ADAPTERS_ANNOTATION, names.REAL_ANNOTATION) if name in annotations}:
+            slim["metadata"]["annotations"] = kept
         slim["spec"] = _slim_pod(resource.get("spec") or {})
     elif kind == kinds.NODE.name:
         spec, status = resource.get("spec") or {}, resource.get("status") or {}
@@ -370,6 +371,17 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
             "conditions": [{"type": item.get("type"), "status": item.get("status")} for item in status.get("conditions") or ()]
         }
     return slim
+
+
+def _audited(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a pod of others, beside where it is: what made it, where that is a DaemonSet, and which devices it was given."""
+    metadata = pod["metadata"]
+    kept: dict[str, Any] = {}
+    if owners := [reference for reference in metadata.get("ownerReferences") or () if reference.get("kind") == kinds.DAEMON_SET.name]:
+        kept["ownerReferences"] = owners
+    if given := (metadata.get("annotations") or {}).get(names.REAL_ANNOTATION):
+        kept["annotations"] = {names.REAL_ANNOTATION: given}
+    return kept
 
 
 def _slim_agent(pod: Mapping[str, Any]) -> dict[str, Any]:
