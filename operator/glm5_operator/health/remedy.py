@@ -106,7 +106,7 @@ def _unsure(node: NodeHealth, memory: Memory, now: datetime) -> Decision:
 def _watching(s: Situation, memory: Memory) -> Decision:
     """Healthy and Suspect: faults that send nobody away."""
     if s.node.recovering and not memory.dry_run:
-        return _leave_to_mind_cluster(s, replace(memory, remedies=(*memory.remedies, s.now)))
+        return _found_resetting(s, memory)
     if s.need in BAD:
         return _begin(s, memory)
     decision = _restart(s, memory) if set(s.cards(Grade.RESTART_ENGINE)) - set(memory.restarted) else _suspect(s, memory)
@@ -203,7 +203,7 @@ def _quiesce(s: Situation, memory: Memory, plan: Plan, reason: str, *, all_pods:
 
 def _quiescing(s: Situation, memory: Memory) -> Decision:
     if s.node.recovering and not memory.dry_run:
-        return _leave_to_mind_cluster(s, memory)
+        return _found_resetting(s, memory)
     if s.need not in BAD:
         return _recovering(s, memory)
     memory = replace(memory, healthy_since=None, faulty=tuple(sorted({*s.cards(*BAD)})))
@@ -255,7 +255,7 @@ def _drain(s: Situation, memory: Memory, plan: Plan) -> Decision:
 
 def _draining(s: Situation, memory: Memory) -> Decision:
     if s.node.recovering:
-        return _leave_to_mind_cluster(s, memory)
+        return _found_resetting(s, memory)
     if s.need in BAD:
         memory = replace(memory, faulty=s.cards(*BAD), healthy_since=None)
         plan = s.plan(memory)
@@ -353,6 +353,14 @@ def _again(s: Situation, memory: Memory, reason: str, message: str) -> Decision:
     if plan.kind == "Isolate":
         return _quarantine(memory, s.now, plan.reason, f"{message}; {plan.message}")
     return _decision(memory.to(s.now, "Draining", reason, message), Step.DRAIN, quiesce=memory.quieted, requeue_after=SOON)
+
+
+def _found_resetting(s: Situation, memory: Memory) -> Decision:
+    """MindCluster resets by its own decision. That counts too, or the two could hand a card to each other for ever."""
+    memory = replace(memory, remedies=(*memory.remedies, s.now))
+    if len(memory.remedies) > s.policy.remedies:
+        return _quarantine(memory, s.now, "TooManyRemedies", "MindCluster resets its cards again and again within the window")
+    return _leave_to_mind_cluster(s, memory)
 
 
 def _leave_to_mind_cluster(s: Situation, memory: Memory) -> Decision:

@@ -174,7 +174,8 @@ def _faults(card: CardHealth, policy: Policy, memory: Memory, hot: tuple[Hot, ..
         return ()
     found = [*map(_as_it_counts, card.faults)]
     # Started anew and no better: the fault isn't the engine's. Nobody is sent away for it, but an idle card is reset.
-    overdue = card.physical in memory.restarted and memory.since is not None and now - memory.since > policy.drain
+    waited = memory.state not in {"Healthy", "Suspect"} or (memory.since is not None and now - memory.since > policy.drain)
+    overdue = card.physical in memory.restarted and waited
     if overdue:
         found = [replace(fault, grade=Grade.RESET_WHEN_IDLE) if fault.grade is Grade.RESTART_ENGINE else fault for fault in found]
     rules = {rule.key: rule for rule in policy.thermal}
