@@ -80,6 +80,7 @@ def parse_process_memory(text: str) -> ProcessReading:
     notes = Notes()
     processes: list[MemoryProcess] = []
     none_on: list[Address] = []
+    at = Address()
     for paragraph in _paragraphs(lines):
         rows: list[tuple[Line, re.Match[str] | None]] = []
         others: list[Line] = []
@@ -90,7 +91,7 @@ def parse_process_memory(text: str) -> ProcessReading:
                 others.extend([line] if row != _NAME_FAILED else [])
             else:
                 rows.append((line, process))
-        at = _address(notes, others, none_on, processes)
+        at = _address(notes, others, at.npu)
         for line, process in rows:
             if process is None:
                 none_on.append(at)
@@ -113,10 +114,8 @@ def _paragraphs(lines: list[Line]) -> list[list[Line]]:
     return [paragraph for paragraph in found if paragraph]
 
 
-def _address(notes: Notes, lines: list[Line], none_on: list[Address], processes: list[MemoryProcess]) -> Address:
-    """The NPU is named once for all its chips: without a number of its own a paragraph goes on with the NPU above."""
-    before = [row.at for row in processes] + none_on
-    npu = before[-1].npu if before else None
+def _address(notes: Notes, lines: list[Line], npu: int | None) -> Address:
+    """The NPU is named once for all its chips: a paragraph without its number goes on with the NPU above."""
     chip: int | None = None
     for entry in entries(notes, lines):
         if entry.key == "NPU ID":

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from glm5_operator.api.node_facts import HealthWord
 
 LONGEST_LINE: Final = 200
+MOST_CHARACTERS: Final = 4096
+"""Of a line; what is longer is no line of the tool, counts as cut, and can't hold up a pattern."""
 MOST_PROBLEMS: Final = 64
 """A text that is no answer of the tool at all would give a problem for each line."""
 
@@ -50,7 +52,7 @@ class Line:
     Attributes:
         number: from 1.
         text: itself without trailing blanks, tabs as blanks.
-        cut: the text ends within it: the tools end every line, so a number on it may have lost digits.
+        cut: the text ends within it, or it is too long: the tools end every line, so a number on it may have lost digits.
     """
 
     number: int
@@ -61,7 +63,10 @@ class Line:
 def split(text: str) -> list[Line]:
     """All lines, the driver library's noise left out."""
     pieces = text.split("\n")
-    numbered = (Line(number, line.rstrip().expandtabs(8), number == len(pieces)) for number, line in enumerate(pieces, 1))
+    numbered = (
+        Line(number, line[:MOST_CHARACTERS].rstrip().expandtabs(8), number == len(pieces) or len(line) > MOST_CHARACTERS)
+        for number, line in enumerate(pieces, 1)
+    )
     return [line for line in numbered if not any(noise.match(line.text.lstrip()) for noise in _NOISE)]
 
 
