@@ -10,6 +10,7 @@ import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from glm5_operator.health.errors import evidence
 from glm5_operator.status.causes import Cause, Reason
 from glm5_operator.status.conditions import clipped, moment
 
@@ -23,8 +24,6 @@ LOG_LINES = 5
 LOG_CHARACTERS = 600
 
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\S\n\t ]|[\x00-\x08\x0b-\x1f\x7f]")
-_CANN_CODE = re.compile(r"error code(?: is|:) ?(\d{6})\b")
-_CANN_RANGES = re.compile(r"1070\d\d|2070\d\d|5070[0-5]\d")  # its runtime's: of environment or code, of resources, internal
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: (?:ErrImagePull: )?)?')
 _DENIED = re.compile(r"unauthorized|denied|forbidden|no basic auth|authorization failed|401|403", re.IGNORECASE)
 _ABSENT = re.compile(r"not found|manifest unknown|404", re.IGNORECASE)
@@ -116,7 +115,7 @@ def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str,
     how = f"exit code {code} ({ended.get('reason') or 'no reason'})" if code is not None else "no exit code reported"
     hint = "; it was killed from outside: by its liveness probe, or by the node for lack of memory" if code == 137 else ""
     tail = _log_tail(ended)
-    message = f"container {name} ended with {how}, restarts: {restarts}{hint}{_code_hint(tail)}{tail}"
+    message = f"container {name} ended with {how}, restarts: {restarts}{hint}{_code_hint(ended, tail)}{tail}"
     return Cause(Reason.ENGINE_CRASHING, message, since, hopeless)
 
 
@@ -187,15 +186,12 @@ def _memory_limit(name: str, pod: Mapping[str, Any]) -> str:
     return str(((_spec(name, pod).get("resources") or {}).get("limits") or {}).get("memory") or "the node's memory")
 
 
-def _code_hint(tail: str) -> str:
-    """What CANN's first error code among the last log lines says by its number alone; empty when that is nothing."""
-    found = _CANN_CODE.search(tail)
-    if not found:
+def _code_hint(ended: Mapping[str, Any], tail: str) -> str:
+    """What the error codes in its last words say, with the line of the one that says most where the shown end doesn't have it."""
+    found = evidence(str(ended.get("message") or ""))
+    if found is None or found.general:
         return ""
-    if not _CANN_RANGES.fullmatch(found[1]):
-        return f"; error code {found[1]} is unknown here"
-    remedy = "; error code {} is about resources: if memory, lower spec.context.maxBatchedTokens, maxSequences or maxTokens"
-    return remedy.format(found[1]) if found[1].startswith("2") else ""
+    return f"; {found}" + ("" if found.line in tail else f" ({found.line})")
 
 
 def _log_tail(ended: Mapping[str, Any]) -> str:

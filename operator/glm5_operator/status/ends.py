@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
+from glm5_operator.health.errors import Kind, evidence
 from glm5_operator.status.conditions import clipped, moment
 from glm5_operator.status.pods import condition
 
@@ -65,11 +66,6 @@ _EXIT_CODES: Final = {
     8: Cause.REWARD,
 }
 """Of `glm5-runtime train`; `tests/contract` holds them to the runtime's own table."""
-# Device open, AI core, AI CPU, model execution; uncorrectable memory; codes of the fault tables.
-_CARD_CODES: Final = re.compile(r"\b(50701[0-9]|50703[0-9]|50705[0-9]|80[BCDEF][0-9A-F]{5}|8C[0-9A-F]{6}|EE9999|EZ9999)\b")
-_PEER_CODES: Final = re.compile(r"\bEI000[26]\b|Get_Socket_Timeout|socket establish timeout")
-"""HCCL's, of a rank that waited in vain for another: the one that it waited for explains it."""
-_MEMORY_WORDS: Final = re.compile(r"NPU out of memory|OutOfMemoryError|207018|Tried to allocate", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +152,13 @@ def _of_trainer(pod: Mapping[str, Any], ended: Mapping[str, Any], *, deleted: bo
         )
     if code in _EXIT_CODES:
         return _EXIT_CODES[code], how
-    if _MEMORY_WORDS.search(said):
-        return Cause.OUT_OF_MEMORY, f"a card's memory was not enough ({how})"
-    if _PEER_CODES.search(said):
-        return Cause.RANK_LOST, how
-    if _CARD_CODES.search(said):
-        return Cause.CARD_FAULT, how
+    if found := evidence(said):
+        if found.memory:
+            return Cause.OUT_OF_MEMORY, f"a card's memory was not enough ({how})"
+        if found.kind is Kind.PEER:
+            return Cause.RANK_LOST, how
+        if found.elsewhere:
+            return Cause.CARD_FAULT, how
     if deleted and (code in {0, 143} or (code == 137 and not word)):  # with a word it was a rank that was killed, and the launcher says so
         return Cause.POD_DELETED, "somebody deleted it"
     return Cause.UNKNOWN, how

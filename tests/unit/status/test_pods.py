@@ -106,39 +106,54 @@ def test_the_code_and_the_line_around_it_that_ended_an_engine_reach_the_service(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("device_open_507033", ["error code is 507033", "E30006"]),
-        ("vector_core_507035", ["error code:507035", "chipId:2", "EngineDeadError"]),
+        ("device_open_507033", ["error code 507033 (driver)", "error code is 507033", "E30006"]),
+        (
+            "vector_core_507035",
+            ["error code 507035: ", "by its kernel, its input or the card", "error code:507035", "chipId:2", "EngineDeadError"],
+        ),
+        ("hccl_ei0006", ["error code EI0006 (peer)", "not at this one", "no peer connected"]),
     ],
 )
-def test_a_cards_log_is_told_whole_and_its_code_is_no_verdict(name: str, says: list[str]) -> None:
-    """C15: an operator's bug and a broken package have given these codes, so nothing is said of the card."""
+def test_a_cards_log_is_told_whole_and_its_code_is_no_verdict_on_the_card(name: str, says: list[str]) -> None:
+    """C15, C16: an operator's bug, a broken package and a late peer have given these codes."""
     message = cause_of(down(waiting("CrashLoopBackOff", restarts=1, last=an_end(1, message=(PLOG / f"{name}.txt").read_text())))).message
 
     assert [part for part in says if part not in message] == []
-    assert "restarts: 1; last log: " in message
+    assert "hardware" not in message
 
 
 @pytest.mark.parametrize(
     ("log", "hint"),
     [
-        ("error code is 207001", "error code 207001 is about resources: if memory, lower spec.context.maxBatchedTokens"),
-        ("error code:207008", "error code 207008 is about resources"),
+        ("error code is 207001", "error code 207001 (resource): the card's memory was not enough; lower spec.context.maxBatchedTokens"),
+        ("error code:207008", "error code 207008 (resource)"),
         ("error code is 507999", "error code 507999 is unknown here"),
         ("error code: 999999", "error code 999999 is unknown here"),
-        ("error code is 107002", ""),
-        ("error code is 507035\nerror code is 507999", ""),  # the first is the cause, the others follow from it
-        ("error code is 5070\n35", ""),
+        ("error code is 107002", "error code 107002 (user)"),
+        ("error code is 507035\nerror code is 507999", "error code 507035"),  # the first is the cause, the others follow from it
+        ("error code is 5070\n35", "error code 507035"),
         ("error code is 5070351", ""),
+        ("EE9999: Inner Error!", ""),
         ("no code", ""),
     ],
 )
-def test_what_canns_code_says_by_its_number_alone_comes_before_the_log(log: str, hint: str) -> None:
+def test_what_the_code_says_comes_before_the_log(log: str, hint: str) -> None:
     message = cause_of(down(waiting("CrashLoopBackOff", restarts=1, last=an_end(1, message=log)))).message
 
     before, _, after = message.partition("last log: ")
     assert hint in before
     assert ("error code" in before) == bool(hint)
     assert after == log.replace("\n", " | ")
+
+
+def test_the_line_of_the_code_is_told_also_when_the_end_of_the_log_no_longer_has_it() -> None:
+    log = "RuntimeError: stream synchronize failed, error code:507035\n" + "\n".join(f"frame {number}" for number in range(20))
+
+    message = cause_of(down(waiting("CrashLoopBackOff", restarts=1, last=an_end(1, message=log)))).message
+
+    before, _, after = message.partition("last log: ")
+    assert "(RuntimeError: stream synchronize failed, error code:507035)" in before
+    assert "507035" not in after
 
 
 @pytest.mark.parametrize(
