@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 OUT_OF_SERVICE: Final[frozenset[RemedyState]] = frozenset({"Draining", "WaitingMindCluster", "Resetting", "Verifying", "Returning"})
 """States that count against `nodes_in_remedy`. A quarantined node doesn't: it would keep all others from being healed for ever."""
+Taint = Literal["", "remedy", "quarantined"]
+"""Value of the node's taint of names.HEALTH_TAINT; "" for none."""
 
 
 class Step(StrEnum):
@@ -74,7 +76,7 @@ class Decision:
         evict: to end, by the Eviction API with their own grace; they are ours and others'.
         restart: to end so that they start anew, once.
         return_to_traffic: to be in traffic again.
-        taint: what the node's taint of names.HEALTH_TAINT is to be; "" for none.
+        taint: what the node's taint is to be.
         reset: what `spec.reset` is to be; None for none.
         requeue_after: look again then even when nothing changed; None: only when something does.
         alerts: what to tell.
@@ -88,7 +90,7 @@ class Decision:
     evict: tuple[str, ...] = ()
     restart: tuple[str, ...] = ()
     return_to_traffic: tuple[str, ...] = ()
-    taint: Literal["", "remedy", "quarantined"] = ""
+    taint: Taint = ""
     reset: ResetRequest | None = None
     requeue_after: timedelta | None = None
     alerts: tuple[Alert, ...] = ()
