@@ -195,16 +195,43 @@ class Client:
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         await self._request("delete", kinds.BY_NAME[key.kind].path(key.namespace, key.name), key.kind, body)
 
+    async def pod_log(self, namespace: str, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
+        """The end of a container's log; `previous` is of the run before its restart. For the command line: the operator has no right."""
+        query = urlencode({"container": container, "tailLines": str(lines), "previous": "true" if previous else "false"})
+        status, raw, headers = await self._send("get", f"{kinds.POD.path(namespace, pod, 'log')}?{query}", "Pod", accept="*/*")
+        if status >= 300:
+            raise errors.from_response(status, _decode(raw), headers.get("Retry-After"))
+        return raw.decode(errors="replace")
+
     async def _request(
         self, verb: str, path: str, kind: str, body: Mapping[str, Any] | None = None, content_type: str = "application/json"
     ) -> Json:
+        status, raw, headers = await self._send(verb, path, kind, body, content_type=content_type)
+        decoded = _decode(raw)
+        if status >= 300:
+            raise errors.from_response(status, decoded, headers.get("Retry-After"))
+        if decoded is None or not isinstance(decoded.get("kind"), str):
+            raise errors.NotKubernetesError(_FOREIGN, code=status)
+        return decoded
+
+    async def _send(
+        self,
+        verb: str,
+        path: str,
+        kind: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Status, body and headers of the answer, whatever they are."""
         if self._guard is not None and verb not in _READS:
             try:
                 self._guard()
             except errors.NotLeaderError:
                 self._metrics.api_requests.labels(verb, kind, "guarded").inc()
                 raise
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
         await self._api.update_params_for_auth(headers, None, ["BearerToken"], path, verb, body)
         started, code = time.monotonic(), "error"
         try:
@@ -222,12 +249,7 @@ class Client:
         finally:
             self._metrics.api_requests.labels(verb, kind, code).inc()
             self._metrics.api_seconds.labels(verb).observe(time.monotonic() - started)
-        decoded = _decode(raw)
-        if response.status >= 300:
-            raise errors.from_response(response.status, decoded, response.headers.get("Retry-After"))
-        if decoded is None or not isinstance(decoded.get("kind"), str):
-            raise errors.NotKubernetesError(_FOREIGN, code=response.status)
-        return decoded
+        return response.status, raw, response.headers
 
     def _drop_connections(self) -> None:
         """Start over with a new pool after a timeout.
