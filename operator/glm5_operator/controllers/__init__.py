@@ -10,8 +10,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from glm5_operator.api import names
-from glm5_operator.controllers import training_metrics
+from glm5_operator.controllers import pool_metrics, training_metrics
 from glm5_operator.controllers.adapters import Adapters
+from glm5_operator.controllers.auditing import Auditor
 from glm5_operator.controllers.deployment import Deployments
 from glm5_operator.controllers.facts import Facts
 from glm5_operator.controllers.finetune import FinetuneController
@@ -24,6 +25,7 @@ from glm5_operator.controllers.service import ServiceController
 from glm5_operator.kube import Controllers, errors, kinds
 from glm5_operator.kube.gangs import Gangs
 from glm5_operator.plan.facts import Site
+from glm5_operator.plan.pool_audit import Exempt
 from glm5_operator.pods import PodReader
 from glm5_operator.status.refusals import job_refusal
 
@@ -71,7 +73,12 @@ def build(parts: Parts) -> Controllers:
     resync, recheck = timedelta(seconds=parts.settings.queue.resync), timedelta(seconds=parts.settings.queue.recheck)
     adapters = Adapters(parts.cache, parts.applier, PodReader())
     services = ServiceController(parts.cache, parts.applier, parts.events, facts, adapters, resync, recheck)
-    pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck)
+    audit = parts.settings.audit
+    exempt = Exempt(audit.exempt_namespaces, audit.daemon_set_namespaces)
+    auditor = Auditor(parts.cache, parts.applier, facts, exempt, timedelta(seconds=audit.evict_after))
+    interval = timedelta(seconds=audit.interval)
+    pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck, auditor, interval)
+    pool_metrics.register(parts.metrics, parts.cache)
     asking = parts.settings.progress
     interval, tell = timedelta(seconds=asking.interval), timedelta(seconds=asking.tell)
     poller = ProgressPoller(parts.cache, PodReader(), parts.wake, interval, tell, asking.port)

@@ -89,6 +89,12 @@ class Facts:
         holders = {key for key, cards in held if cards and key not in own}
         return tuple(f"{key.namespace}/{key.name}" for key in sorted(holders))
 
+    def cards_held(self, node: str) -> dict[Key, int]:
+        """The pods that hold cards of a node, with how many each."""
+        self._refresh()
+        counts = {key: self._cards(node, held) for key, held in self._cache.held(node).items()} if node in self._card_names else {}
+        return {key: count for key, count in counts.items() if count}
+
     def _pool_facts(self, pool: NPUPool) -> PoolFacts:
         name, pods_seen = pool.metadata.name, self._cache.version(kinds.POD.name)
         if name not in self._members:

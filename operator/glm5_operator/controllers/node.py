@@ -82,7 +82,7 @@ class NodeController:
         if pool is None:
             return await self._let_go(node, ascend_node)
         if ascend_node is None:
-            failure = await self.applier.apply_whole(_manifest(node, None), None)
+            failure = await self.applier.put_ascend_node(_manifest(node, None), None)
             ascend_node = self.cache.get(key.kind, "", key.name)
             if failure is not None or ascend_node is None:
                 return _outcome([failure] if failure else [], self.resync)
@@ -144,7 +144,7 @@ class NodeController:
         found = [
             await self.applier.patch_node(seen.node, labels={}, taints=with_health_taint(seen.node, decision.taint or None)),
             *[await self.applier.evict(pod) for pod in self._pods((*decision.evict, *decision.restart))],
-            await self.applier.apply_whole(_manifest(seen.node, decision), seen.ascend_node),
+            await self.applier.put_ascend_node(_manifest(seen.node, decision), seen.ascend_node),
         ]
         if seen.released and decision.memory.state != "Quarantined":
             found.append(await self.applier.take_off(seen.ascend_node, names.RELEASE_ANNOTATION))

@@ -17,13 +17,15 @@ from glm5_operator.controllers.taints import intolerant, with_taint
 from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.pool import NodeChange, PoolPlan, members, plan_pool, plan_release
+from glm5_operator.plan.pool_audit import Audit
 from glm5_operator.status.conditions import gave_up, is_stalled
-from glm5_operator.status.pool import pool_status
+from glm5_operator.status.pool import in_words, new_violations, pool_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from datetime import datetime, timedelta
 
+    from glm5_operator.controllers.auditing import Auditor
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import Applier, Cache, Events, Resource
     from glm5_operator.status.pool import PoolReport
@@ -40,17 +42,24 @@ class PoolController:
     daemon_sets: Callable[[], Awaitable[Sequence[Resource]]]
     resync: timedelta
     recheck: timedelta  # while the plan has a warning: a taint may wait for a DaemonSet, and those aren't watched
+    auditor: Auditor
+    interval: timedelta  # of audits
 
     async def reconcile(self, key: Key, now: datetime) -> Outcome:
         """Bring the nodes of `key` to their planned state and write its status once."""
         pool = self._observe(key)
         if pool is None:
             return await self._release(key)
-        plan = await self._plan(pool)
+        stated = _read(pool)
+        plan = _unreadable(stated) if isinstance(stated, InvalidObjectError) else await self._plan(stated)
+        audit = Audit() if isinstance(stated, InvalidObjectError) else self.auditor.audit(stated, plan, now)
         failures = await self._apply(key.name, plan.changes)
-        report = pool_status(pool, plan, [failure.message for failure in failures], now)
+        report = pool_status(pool, plan, audit, [failure.message for failure in failures], now)
         refused = await self.applier.write_status(pool, report.status)
-        announce(self.events, pool, report.status)
+        self._tell(pool, report)
+        if not isinstance(stated, InvalidObjectError) and stated.spec.enforcement == "Evict":
+            # What a disruption budget holds back is asked for again with the next audit.
+            await self.auditor.evict(report.status.get("violations") or (), now)
         return self._outcome(plan, report, failures, refused)
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
@@ -66,11 +75,12 @@ class PoolController:
         pool = self.cache.get(key.kind, key.namespace, key.name)
         return None if pool is None or pool["metadata"].get("deletionTimestamp") else pool
 
-    async def _plan(self, resource: Resource) -> PoolPlan:
-        try:
-            pool = NPUPool.parse(resource)
-        except InvalidObjectError as error:
-            return _unreadable(f"correct the spec, or bring CRD and operator to one version: {error}")
+    def _tell(self, pool: Resource, report: PoolReport) -> None:
+        announce(self.events, pool, report.status)
+        for violation in new_violations(pool.get("status") or {}, report.status):
+            self.events.warning(pool, "PoolViolated", in_words(violation))
+
+    async def _plan(self, pool: NPUPool) -> PoolPlan:
         return plan_pool(pool, self.facts.pools(), self.facts.nodes(), await self._locked_out(pool))
 
     async def _locked_out(self, pool: NPUPool) -> tuple[str, ...]:
@@ -104,10 +114,18 @@ class PoolController:
             return Outcome.retry(refused.reason, refused.retry_after)
         if plan.stalled:
             return Outcome.stalled(plan.stalled.reason, self.resync)
-        return Outcome.again(self.recheck if plan.warnings else self.resync)
+        return Outcome.again(min(self.interval, self.recheck if plan.warnings else self.resync))
 
 
-def _unreadable(message: str) -> PoolPlan:
+def _read(resource: Resource) -> NPUPool | InvalidObjectError:
+    try:
+        return NPUPool.parse(resource)
+    except InvalidObjectError as error:
+        return error
+
+
+def _unreadable(error: InvalidObjectError) -> PoolPlan:
+    message = f"correct the spec, or bring CRD and operator to one version: {error}"
     return PoolPlan((), (), {}, None, None, 0, 0, 0, Finding("InvalidSpec", message), ())
 
 

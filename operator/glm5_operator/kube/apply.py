@@ -149,19 +149,22 @@ class Applier:
             return errors.failure(error, key)
         return None
 
-    async def apply_whole(self, manifest: Manifest, live: Resource | None) -> ApiFailure | None:
-        """Server-side apply of an object that we own but for its status, unless spec and owners say so already.
+    async def put_ascend_node(self, manifest: Manifest, live: Resource | None) -> ApiFailure | None:
+        """Create an AscendNode, or bring owners and the reset that is asked for to what the manifest says, unless they are.
 
-        For objects of the cluster, which `converge` has no owner for. A field that is left out, and was ours, is taken away.
+        No apply: one that leaves out the last field of a spec makes that null, which the schema refuses.
         """
-        key = key_of(manifest)
-        owners = manifest["metadata"].get("ownerReferences")
-        if live is not None and (live.get("spec") or {}) == manifest["spec"] and live["metadata"].get("ownerReferences") == owners:
-            return None
+        owners, reset = manifest["metadata"]["ownerReferences"], manifest["spec"].get("reset")
         try:
-            self._cache.put(await self._client.apply(manifest, force=True))
+            if live is None:
+                self._cache.put(await self._client.create(kinds.ASCEND_NODE, manifest))
+            elif (live.get("spec") or {}).get("reset") != reset or live["metadata"].get("ownerReferences") != owners:
+                patch = {"metadata": {"uid": live["metadata"]["uid"], "ownerReferences": owners}, "spec": {"reset": reset}}
+                self._cache.put(await self._client.merge_patch(key_of(live), patch))
+        except errors.AlreadyExistsError:
+            return None  # the watch will tell
         except errors.KubeError as error:
-            return errors.failure(error, key)
+            return errors.failure(error, key_of(manifest))
         return None
 
     async def take_off(self, resource: Resource, annotation: str) -> ApiFailure | None:
