@@ -24,7 +24,7 @@ COPY runtime /build/source/runtime
 # Compiled is only what starting the operator imports: the Kubernetes client alone would add 50 MB of what it never does.
 RUN /opt/glm5/bin/pip install --no-cache-dir --disable-pip-version-check --no-compile --no-deps /build/source \
  && /opt/glm5/bin/pip uninstall --yes pip setuptools \
- && /opt/glm5/bin/python -c "import glm5_operator.__main__, glm5_operator.app"
+ && /opt/glm5/bin/python -c "import glm5_operator.__main__, glm5_operator.app, glm5_operator.agent.__main__"
 
 FROM ${OPERATOR_BASE} AS operator
 RUN (getent group 1000 || groupadd --gid 1000 glm5) \

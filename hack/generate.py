@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from glm5_operator import settings
+from glm5_operator.agent import settings as agent_settings
 from glm5_operator.api import schema
 from glm5_operator.kube import rights
 
@@ -93,7 +94,7 @@ def generated(root: Path) -> dict[Path, str]:
         **{CHART_FILES / "rbac" / f"{name}.yaml": role_rules(table) for name, table in rights.TABLES.items()},
         CHART_FILES.parent / "README.md": chart_page((root / CHART_FILES.parent / "values.yaml").read_text()),
         Path("docs/api.md"): api_page(crds.values()),
-        Path("docs/settings.md"): settings.docs_table(),
+        Path("docs/settings.md"): settings.docs_table() + agent_settings.docs_table(),
     }
 
 

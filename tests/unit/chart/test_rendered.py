@@ -17,6 +17,7 @@ from glm5_operator.metrics import Metrics
 from tests.support.chart import CHART, KUBE_VERSIONS, Chart, RefusedError, at, containers, environment, only, pod_templates
 
 ROOT = CHART.parents[1]
+AGENT = "DaemonSet/r-glm5-operator-agent"
 EVERYTHING: dict[str, Any] = {
     "replicas": 2,
     "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
@@ -55,8 +56,10 @@ def test_by_default_nothing_needs_an_api_that_a_bare_cluster_lacks(chart: Chart)
     assert {document["apiVersion"] for document in chart.render()} <= built_in
 
 
-def test_every_pod_meets_the_restricted_pod_security_standard(chart: Chart) -> None:
-    for name, pod in pod_templates(chart.render(EVERYTHING)).items():
+def test_every_pod_but_the_node_agent_meets_the_restricted_pod_security_standard(chart: Chart) -> None:
+    pods = pod_templates(chart.render(EVERYTHING))
+    assert pods.pop(AGENT)["spec"]["containers"][0]["securityContext"]["privileged"] is True
+    for name, pod in pods.items():
         context = pod["spec"]["securityContext"]
         assert (context["runAsNonRoot"], context["runAsUser"], context["seccompProfile"]) == (True, 1000, {"type": "RuntimeDefault"}), name
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod["spec"].keys()
@@ -95,7 +98,9 @@ def test_helm_lint_has_nothing_to_say(chart: Chart) -> None:
 @pytest.mark.parametrize("values", [None, {"tolerations": []}, {"tolerations": [{"key": "a", "operator": "Exists"}]}], ids=str)
 def test_a_pool_that_taints_every_node_does_not_lock_the_operator_out(chart: Chart, values: dict[str, Any] | None) -> None:
     taint = {"key": names.ROLE_TAINT, "operator": "Exists", "effect": names.TAINT_EFFECT}
-    assert all(taint in pod["spec"]["tolerations"] for pod in pod_templates(chart.render(values)).values())
+    pods = pod_templates(chart.render(values))
+    assert pods.pop(AGENT)["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert all(taint in pod["spec"]["tolerations"] for pod in pods.values())
 
 
 def test_the_test_pod_has_no_api_token(chart: Chart) -> None:
@@ -117,6 +122,8 @@ def test_selectors_select_the_operator_alone(chart: Chart) -> None:
         "Service": only(documents, "Service")["spec"]["selector"],
         "PodDisruptionBudget": only(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
     }
+    agents = only(documents, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert [name for name, pod in pods.items() if agents.items() <= pod["metadata"]["labels"].items()] == [AGENT]
     for kind, selector in selectors.items():
         chosen = [name for name, pod in pods.items() if selector.items() <= pod["metadata"]["labels"].items()]
         assert chosen == ["Deployment/r-glm5-operator"], kind
@@ -174,7 +181,7 @@ def test_monitoring_objects_are_made_only_when_asked_for(chart: Chart) -> None:
 
 def test_a_network_policy_that_limits_scrapes_still_lets_the_test_pod_in(chart: Chart) -> None:
     documents = chart.render(EVERYTHING)
-    (rule,) = only(documents, "NetworkPolicy")["spec"]["ingress"]
+    (rule,) = only(documents, "NetworkPolicy", "r-glm5-operator")["spec"]["ingress"]
     labels = only(documents, "Pod")["metadata"]["labels"]
     selectors = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
     assert any(selector.items() <= labels.items() for selector in selectors)

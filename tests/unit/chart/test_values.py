@@ -11,7 +11,8 @@ from tests.support.chart import Chart, RefusedError, at, containers, default_val
 
 ALL = list(paths(default_values()))
 BLOCKS = [path for path, value in ALL if isinstance(value, dict) and value]
-OPEN = {("resources", "requests"), ("resources", "limits"), ("global",)}  # keys of the cluster, and of umbrella charts
+RESOURCES = {(*owner, "resources", part) for owner in ((), ("agent",)) for part in ("requests", "limits")}
+OPEN = {*RESOURCES, ("global",)}  # keys of the cluster, and of umbrella charts
 CLOSED = [path for path in BLOCKS if path not in OPEN]
 LEAVES = [path for path, value in ALL if not (isinstance(value, dict) and value)]
 
@@ -74,6 +75,17 @@ MARKERS: dict[str, tuple[Any, str]] = {
     "admission.exemptNamespaces": (["marker"], "- marker"),
     "admission.daemonSetNamespaces": (["marker"], "request.namespace in ['marker']"),
     "admission.resources": (["marker.local/card"], "k == 'marker.local/card'"),
+    "agent.enabled": (False, ""),
+    "agent.nodeSelector": ({"marker": "x"}, "marker: x"),
+    "agent.tolerations": ([{"key": "marker", "operator": "Exists"}], "key: marker"),
+    "agent.resources.requests.cpu": ("123m", "cpu: 123m"),
+    "agent.resources.requests.memory": ("123Mi", "memory: 123Mi"),
+    "agent.resources.limits.memory": ("1234Mi", "memory: 1234Mi"),
+    "agent.priorityClassName": ("marker", 'priorityClassName: "marker"'),
+    "agent.extraEnv": ([{"name": "MARKER", "value": "x"}], '"MARKER"'),
+    "agent.kubeletDir": ("/marker", 'value: "/marker"'),
+    "agent.stateDir": ("/marker", 'path: "/marker"'),
+    "agent.maxUnavailable": (7, "maxUnavailable: 7"),
     "cleanup.enabled": (False, ""),
     "cleanup.timeoutSeconds": (123, "activeDeadlineSeconds: 123"),
     "metrics.serviceMonitor.enabled": (True, "kind: ServiceMonitor"),
@@ -177,6 +189,8 @@ SPREAD = {
 @pytest.mark.parametrize("key", SPREAD)
 def test_what_places_a_pod_is_in_every_pod_template_hooks_included(chart: Chart, key: str) -> None:
     pods = pod_templates(chart.render({key: SPREAD[key]}))
+    agent = pods.pop("DaemonSet/r-glm5-operator-agent")["spec"]
+    assert agent.get(key) == SPREAD[key] if key in {"imagePullSecrets", "priorityClassName"} else agent.get(key) != SPREAD[key]
     assert len(pods) == 3
     for name, pod in pods.items():
         given = pod["spec"].get(key)
@@ -233,5 +247,6 @@ def test_without_a_service_account_of_its_own_the_chart_asks_for_the_name_of_one
     with pytest.raises(RefusedError, match=r"serviceAccount\.name: name an existing ServiceAccount"):
         chart.render({"serviceAccount": {"create": False}})
     documents = chart.render({"serviceAccount": {"create": False, "name": "mine"}})
-    assert [document["metadata"]["name"] for document in documents if document["kind"] == "ServiceAccount"] == ["r-glm5-operator-cleanup"]
+    accounts = {document["metadata"]["name"] for document in documents if document["kind"] == "ServiceAccount"}
+    assert accounts == {"r-glm5-operator-agent", "r-glm5-operator-cleanup"}
     assert only(documents, "RoleBinding", "operator")["subjects"][0]["name"] == "mine"
