@@ -240,6 +240,36 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """How pools are audited: who holds their cards, whatever admission let in."""
+
+    interval: float = setting(
+        60.0,
+        "How often a pool is looked at when no pod took or freed cards.",
+        "Pods that only kubelet knows of send no event; a minute without them being told is short.",
+        unit="s",
+        low=1,
+        high=3600,
+    )
+    evict_after: float = setting(
+        60.0,
+        "How long a violation is told before its pod is evicted, where the pool says Evict.",
+        "Somebody who sees the Event can still act.",
+        unit="s",
+        low=0,
+        high=86400,
+    )
+    exempt_namespaces: tuple[str, ...] = setting(
+        (), "Namespaces whose pods are no violations, separated by commas.", "The chart's admission.exemptNamespaces."
+    )
+    daemon_set_namespaces: tuple[str, ...] = setting(
+        ("kube-system",),
+        "Namespaces whose DaemonSets' pods are no violations, separated by commas.",
+        "The chart's admission.daemonSetNamespaces: what a site runs on every node.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All groups."""
 
@@ -252,6 +282,7 @@ class Settings:
     log: Log = field(default_factory=Log)
     site: Site = field(default_factory=Site)
     progress: Progress = field(default_factory=Progress)
+    audit: Audit = field(default_factory=Audit)
 
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -167,6 +167,15 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 - name: GLM5_OPERATOR_SCOPE_NAMESPACES
   value: {{ join "," . | quote }}
 {{- end }}
+{{- $admission := .Values.admission | default dict }}
+{{- with $admission.exemptNamespaces }}
+- name: GLM5_OPERATOR_AUDIT_EXEMPT_NAMESPACES
+  value: {{ join "," . | quote }}
+{{- end }}
+{{- if kindIs "slice" $admission.daemonSetNamespaces }}
+- name: GLM5_OPERATOR_AUDIT_DAEMON_SET_NAMESPACES
+  value: {{ join "," $admission.daemonSetNamespaces | quote }}
+{{- end }}
 - name: GLM5_OPERATOR_LOG_LEVEL
   value: {{ .Values.logLevel | default "info" | quote }}
 - name: GLM5_OPERATOR_LOG_FORMAT

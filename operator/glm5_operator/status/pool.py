@@ -6,8 +6,9 @@ Called by the pool controller. Counting is the plan's; this only says it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from glm5_operator.api.pool_status import MOST_HOLDERS, MOST_VIOLATIONS
 from glm5_operator.status import conditions as c
 from glm5_operator.status.conditions import Condition, Truth
 
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from glm5_operator.plan.pool import PoolPlan
+    from glm5_operator.plan.pool_audit import Audit, Breach, Holding
 
 CONFLICT = "Conflict"
+VIOLATED = "Violated"
 MOST_CONFLICTS = 1024
 """As many as the CRD's list takes."""
+MOST_ANNOTATED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class PoolReport:
     stalled: bool
 
 
-def pool_status(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str], now: datetime) -> PoolReport:
+def pool_status(pool: Mapping[str, Any], plan: PoolPlan, audit: Audit, faults: Sequence[str], now: datetime) -> PoolReport:
     """Compute the status. `pool` is the object as the API server gave it; `faults` are nodes' failed writes, in the server's words."""
     verdict = _verdict(pool, plan, faults)
     previous = pool.get("status") or {}
@@ -40,12 +44,78 @@ def pool_status(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str], 
         "product": plan.product.value if plan.product else None,
         "resourceName": plan.resource_name,
         "nodes": len(plan.members),
-        "cards": {"total": plan.cards, "held": plan.held_cards, "free": plan.free_cards},
+        "cards": {"total": plan.cards, "held": plan.held_cards, "free": plan.free_cards, "quarantined": audit.quarantined or None},
+        "fragmentation": {"freeNodes": audit.free_nodes, "mostOnOneNode": audit.most_on_one_node, "freePairs": audit.free_pairs},
+        "holders": [_holder(holding) for holding in audit.holdings[:MOST_HOLDERS]],
+        "moreHolders": max(0, len(audit.holdings) - MOST_HOLDERS) or None,
+        "violations": _violations(audit, previous.get("violations") or (), now),
         "conflicts": [{"node": node, "pool": owner} for node, owner in sorted(plan.conflicts.items())][:MOST_CONFLICTS],
-        "conditions": c.dated((*verdict, _conflict(plan)), previous.get("conditions") or (), generation, now),
+        "conditions": c.dated((*verdict, _conflict(plan), _violated(audit)), previous.get("conditions") or (), generation, now),
     }
-    status = {name: value for name, value in fields.items() if value is not None and value != []}
+    status = {name: _without_none(value) for name, value in fields.items() if value is not None and value != []}
     return PoolReport(status, stalled=verdict[2].status is Truth.TRUE)
+
+
+def new_violations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Those of the second status that the first one didn't have."""
+    known = {_identity(entry) for entry in before.get("violations") or ()}
+    return [entry for entry in after.get("violations") or () if _identity(entry) not in known]
+
+
+def in_words(violation: Mapping[str, Any]) -> str:
+    """What a pod does against the rules, and what to do about it, for an Event."""
+    who = f"pod {violation['namespace']}/{violation['pod']} holds {violation['count']} cards of node {violation['node']}"
+    return f"{who} {_WHY[violation['reason']]}"
+
+
+_WHY: Final = {
+    "NoPool": "and names no pool: start it anew with spec.nodeSelector glm5.dev/pool, or delete it",
+    "OtherPool": "and names another pool: delete it, so that it starts on a node of its own pool",
+    "NamespaceNotOpen": "and the pool isn't open to its namespace: delete it, or add the namespace to spec.namespaces",
+}
+
+
+def _without_none(value: Any) -> Any:  # noqa: ANN401 - a field of the status, whatever it is
+    """A field whose own fields are left out where they aren't known; none in quarantine is said by leaving that out, too."""
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def _identity(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(entry.get(name)) for name in ("node", "namespace", "pod", "reason"))
+
+
+def _holder(holding: Holding) -> dict[str, Any]:
+    fields = {
+        "node": holding.node,
+        "namespace": holding.namespace,
+        "pod": holding.pod,
+        "count": holding.count,
+        "cards": list(holding.cards) if holding.cards is not None else None,
+        "annotated": c.clipped(holding.annotated, MOST_ANNOTATED) if holding.annotated else None,
+    }
+    found: dict[str, Any] = _without_none(fields)
+    return found
+
+
+def _violations(audit: Audit, previous: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+    """With the time at which each was seen first, from the status before."""
+    since = {_identity(entry): entry.get("since") for entry in previous}
+    found = [_violation(breach) for breach in audit.breaches[:MOST_VIOLATIONS]]
+    return [{**entry, "since": since.get(_identity(entry)) or c.stamp(now)} for entry in found]
+
+
+def _violation(breach: Breach) -> dict[str, Any]:
+    held = breach.holding
+    return {"node": held.node, "namespace": held.namespace, "pod": held.pod, "reason": breach.reason, "count": held.count}
+
+
+def _violated(audit: Audit) -> Condition:
+    """Abnormal-true: cards are in other hands than the pool says."""
+    if not audit.breaches:
+        return Condition(VIOLATED, Truth.FALSE, "NoViolation", "")
+    first, more = audit.breaches[0], len(audit.breaches) - 1
+    message = in_words(_violation(first)) + (f"; and {more} more" if more else "")
+    return Condition(VIOLATED, Truth.TRUE, first.reason, message)
 
 
 def _verdict(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str]) -> tuple[Condition, ...]:

@@ -7,10 +7,12 @@ from datetime import timedelta
 from typing import Any, cast
 
 from glm5_operator.api import names
+from glm5_operator.controllers.auditing import Auditor
 from glm5_operator.controllers.facts import Facts
 from glm5_operator.controllers.pool import PoolController
 from glm5_operator.kube import ApiFailure, Applier, Cache, Events, Key, Outcome, OutcomeKind
 from glm5_operator.plan.facts import Site
+from glm5_operator.plan.pool_audit import Exempt
 from tests.support.clock import at
 from tests.unit.controllers.test_facts import a_node
 
@@ -47,7 +49,9 @@ async def release(edge: Edge) -> Outcome:
         return []
 
     cache = edge.cache
-    controller = PoolController(cache, cast(Applier, edge), cast(Events, edge), Facts(cache, Site()), none, RESYNC, RECHECK)
+    facts = Facts(cache, Site())
+    auditor = Auditor(cache, cast(Applier, edge), facts, Exempt(), RECHECK)
+    controller = PoolController(cache, cast(Applier, edge), cast(Events, edge), facts, none, RESYNC, RECHECK, auditor, RECHECK)
     return await controller.reconcile(GONE, at())
 
 

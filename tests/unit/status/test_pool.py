@@ -7,6 +7,7 @@ from dataclasses import replace
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.pool import PoolPlan
+from glm5_operator.plan.pool_audit import Audit
 from glm5_operator.status.conditions import gave_up
 from glm5_operator.status.pool import pool_status
 from tests.support.clock import at
@@ -33,7 +34,7 @@ PLAN = PoolPlan(
 
 
 def test_a_pool_with_cards_is_ready_and_counts_only_usable_ones_as_free() -> None:
-    found = pool_status(POOL, PLAN, (), at())
+    found = pool_status(POOL, PLAN, Audit(), (), at())
 
     assert condition(found.status, "Ready")["status"] == "True"
     assert found.status["cards"] == {"total": 16, "held": 3, "free": 5}
@@ -41,7 +42,7 @@ def test_a_pool_with_cards_is_ready_and_counts_only_usable_ones_as_free() -> Non
 
 
 def test_the_status_is_what_the_crd_has_fields_for() -> None:
-    found = pool_status(POOL, replace(PLAN, conflicts={"npu-9": "training"}), (), at())
+    found = pool_status(POOL, replace(PLAN, conflicts={"npu-9": "training"}), Audit(), (), at())
     read = NPUPool.parse({**POOL, "status": found.status})
 
     assert read.status is not None
@@ -49,25 +50,25 @@ def test_the_status_is_what_the_crd_has_fields_for() -> None:
 
 
 def test_a_pool_whose_nodes_offer_no_cards_says_what_to_look_at() -> None:
-    found = pool_status(POOL, replace(PLAN, cards=0, held_cards=0, free_cards=0), (), at())
+    found = pool_status(POOL, replace(PLAN, cards=0, held_cards=0, free_cards=0), Audit(), (), at())
 
     assert condition(found.status, "Stalled")["reason"] == "NoCards"
     assert "device plugin" in condition(found.status, "Stalled")["message"]
 
 
 def test_nodes_that_can_not_be_labelled_are_on_their_way_until_that_was_given_up() -> None:
-    first = pool_status(POOL, PLAN, ("nodes npu-0 is forbidden: policy x",), at()).status
+    first = pool_status(POOL, PLAN, Audit(), ("nodes npu-0 is forbidden: policy x",), at()).status
     assert condition(first, "Stalled")["status"] == "False"
     given_up = gave_up({**POOL, "status": first}, "NodeWriteFailed", at())
 
     assert condition(given_up, "Stalled")["status"] == "True"
     assert "policy x" in condition(given_up, "Stalled")["message"]
-    assert pool_status({**POOL, "status": given_up}, PLAN, ("nodes npu-0 is forbidden: policy x",), at()).status == given_up
-    assert not pool_status({**POOL, "status": given_up}, PLAN, (), at()).stalled
+    assert pool_status({**POOL, "status": given_up}, PLAN, Audit(), ("nodes npu-0 is forbidden: policy x",), at()).status == given_up
+    assert not pool_status({**POOL, "status": given_up}, PLAN, Audit(), (), at()).stalled
 
 
 def test_a_node_in_two_pools_is_named_with_the_other_pool() -> None:
-    found = pool_status(POOL, replace(PLAN, conflicts={"npu-9": "training", "npu-8": "lab"}), (), at())
+    found = pool_status(POOL, replace(PLAN, conflicts={"npu-9": "training", "npu-8": "lab"}), Audit(), (), at())
 
     assert found.status["conflicts"] == [{"node": "npu-8", "pool": "lab"}, {"node": "npu-9", "pool": "training"}]
     conflict = condition(found.status, "Conflict")
@@ -77,14 +78,14 @@ def test_a_node_in_two_pools_is_named_with_the_other_pool() -> None:
 
 
 def test_nodes_that_can_not_be_labelled_are_tried_again() -> None:
-    found = pool_status(POOL, PLAN, ("npu-0: 503",), at())
+    found = pool_status(POOL, PLAN, Audit(), ("npu-0: 503",), at())
 
     assert condition(found.status, "Reconciling")["reason"] == "NodeWriteFailed"
     assert not found.stalled
 
 
 def test_what_the_plan_refuses_is_stalled_in_its_words() -> None:
-    found = pool_status(POOL, replace(PLAN, stalled=Finding("MixedProducts", "split the pool")), (), at())
+    found = pool_status(POOL, replace(PLAN, stalled=Finding("MixedProducts", "split the pool")), Audit(), (), at())
 
     assert found.stalled
     assert condition(found.status, "Ready")["message"] == "split the pool"

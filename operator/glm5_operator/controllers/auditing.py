@@ -1,0 +1,104 @@
+"""Gathers what a pool's audit looks at: pods by the API server's word, their cards by kubelet's. And evicts where a pool asks for it.
+
+Used by the pool controller. The node agent reads kubelet's PodResources API, so it also sees pods that no API server shows, and those of
+namespaces that this operator may not watch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glm5_operator.api import names
+from glm5_operator.health.view import AGENT_FRESH_FOR
+from glm5_operator.kube import Key, kinds
+from glm5_operator.plan.pool import members
+from glm5_operator.plan.pool_audit import Audit, Die, Exempt, Holding, audit_pool
+from glm5_operator.status.conditions import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime, timedelta
+
+    from glm5_operator.api.pool import NPUPool
+    from glm5_operator.controllers.facts import Facts
+    from glm5_operator.kube import ApiFailure, Applier, Cache, Resource
+    from glm5_operator.plan.pool import PoolPlan
+
+
+@dataclass(frozen=True)
+class Auditor:
+    """Audits pools."""
+
+    cache: Cache
+    applier: Applier
+    facts: Facts
+    exempt: Exempt
+    evict_after: timedelta
+
+    def audit(self, pool: NPUPool, plan: PoolPlan, now: datetime) -> Audit:
+        """Look at the pool as it is now."""
+        nodes = members(pool, self.facts.pools(), self.facts.nodes())
+        cards = {node.name: self._cards(node.name, now) for node in nodes}
+        return audit_pool(
+            pool,
+            nodes,
+            [holding for node in nodes for holding in self._holdings(node.name, cards[node.name])],
+            resource=plan.resource_name,
+            product=plan.product,
+            dies={node: tuple(_die(card) for card in found) for node, found in cards.items() if found},
+            exempt=self.exempt,
+        )
+
+    async def evict(self, violations: Iterable[Mapping[str, Any]], now: datetime) -> list[ApiFailure]:
+        """Ask the pods of these entries of a status to end, as far as they have been told for long enough."""
+        failures = []
+        for entry in violations:
+            since = moment(entry["since"])
+            pod = self.cache.get(kinds.POD.name, entry["namespace"], entry["pod"])
+            if pod is None or since is None or now - since < self.evict_after or (pod.get("spec") or {}).get("nodeName") != entry["node"]:
+                continue
+            failure = await self.applier.evict(pod)
+            if failure is not None:
+                failures.append(failure)
+        return failures
+
+    def _cards(self, node: str, now: datetime) -> tuple[Mapping[str, Any], ...]:
+        """The agent's cards, if its word on who holds them is fresh."""
+        ascend_node = self.cache.get(names.NODE_KIND, "", node)
+        facts = ((ascend_node or {}).get("status") or {}).get("facts") or {}
+        seen = moment(facts.get("observedAt"))
+        if seen is None or now - seen > AGENT_FRESH_FOR or not facts.get("allocationsKnown"):
+            return ()
+        return tuple(facts.get("cards") or ())
+
+    def _holdings(self, node: str, cards: tuple[Mapping[str, Any], ...]) -> Iterator[Holding]:
+        given: dict[tuple[str, str], list[int]] = {}
+        for card in cards:
+            if holder := card.get("holder"):
+                given.setdefault((holder["namespace"], holder["pod"]), []).append(int(card["physical"]))
+        for key, count in self.facts.cards_held(node).items():
+            pod = self.cache.get(key.kind, key.namespace, key.name)
+            if pod is not None:
+                yield _holding(node, key, pod, count, given.pop((key.namespace, key.name), None))
+        for (namespace, name), ids in given.items():
+            yield Holding(node, namespace, name, len(ids), tuple(sorted(ids)), pool=None)
+
+
+def _holding(node: str, key: Key, pod: Resource, count: int, ids: list[int] | None) -> Holding:
+    metadata = pod["metadata"]
+    owners = metadata.get("ownerReferences") or ()
+    return Holding(
+        node,
+        key.namespace,
+        key.name,
+        count,
+        tuple(sorted(ids)) if ids else None,
+        str((metadata.get("annotations") or {}).get(names.REAL_ANNOTATION, "")),
+        str(((pod.get("spec") or {}).get("nodeSelector") or {}).get(names.POOL_LABEL, "")),
+        any(owner.get("kind") == kinds.DAEMON_SET.name and owner.get("controller") for owner in owners),
+    )
+
+
+def _die(card: Mapping[str, Any]) -> Die:
+    return Die(int(card["npu"]), usable=not card.get("holder") and card.get("health") == "OK" and not card.get("stale"))
