@@ -134,9 +134,11 @@ async def test_a_tool_that_wants_a_terminal_of_the_agents_own_finds_none_and_doe
 
 
 async def test_y_n_in_the_middle_of_a_text_is_no_question(tmp_path: Path) -> None:
-    body = 'echo "Answer questions with (Y/N)"; echo "and be patient."; work; good; read -r word && echo $word >> $here/answers\n'
+    body = (
+        'echo "Answer questions with (Y/N)"; sleep 0.05; echo "and be patient."; work; good; read -r word && echo $word >> $here/answers\n'
+    )
 
-    report, script = await asked(tmp_path, body, a_request(cards=(0,)), a_node(cards=1), patience=replace(QUICK, limit=0.3))
+    report, script = await asked(tmp_path, body, a_request(cards=(0,)), a_node(cards=1), patience=replace(QUICK, limit=0.6, settle=0.25))
 
     assert report.reason == "TimedOut"  # since it waits, after all is done, for an answer that nobody owes it
     assert script.answers == []

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.npu_smi_reset import A2_HCCS, HELD, TEN, Look, Script, a_node, a_request, an_agent, asked, until, with_card
+from glm5_operator.agent.reset import Resets
+from glm5_operator.api.node_facts import NodeFactsReport
+from tests.unit.agent.npu_smi_reset import A2_HCCS, HELD, QUICK, TEN, Look, Script, a_node, a_request, an_agent, asked, until, with_card
 
 # --- deadline ---------------------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,40 @@ async def test_two_agents_on_one_node_do_it_once(tmp_path: Path) -> None:
     assert len(script.calls) <= 1
     assert {report.state for report in reports} <= {"Succeeded", "Running", "Refused"}
     assert {report.reason for report in reports if report.state == "Refused"} <= {"AnotherReset"}
+
+
+async def test_what_another_agent_has_answered_meanwhile_is_not_begun(tmp_path: Path) -> None:
+    script = Script.write(tmp_path, A2_HCCS)
+    looking, go = asyncio.Event(), asyncio.Event()
+
+    async def look() -> NodeFactsReport:
+        looking.set()
+        await go.wait()
+        return a_node()
+
+    slow = asyncio.create_task(
+        Resets(tmp_path / "state", look, command=(str(script.path),), now=lambda: TEN, patience=QUICK).handle(a_request())
+    )
+    await looking.wait()
+    refused = await an_agent(tmp_path, script).handle(a_request())
+    go.set()
+
+    assert refused.reason == "AnotherReset"
+    assert await slow == refused
+    assert script.calls == []
+
+
+async def test_an_agent_that_saw_another_ones_reset_run_learns_how_it_ended(tmp_path: Path) -> None:
+    script = Script.write(tmp_path, f"until [ -e $here/go ]; do sleep 0.01; done; {A2_HCCS}")
+    first = asyncio.create_task(an_agent(tmp_path, script).handle(a_request()))
+    await until(lambda: script.calls, "the command")
+    other = an_agent(tmp_path, script)
+    assert [report.state for report in other.reports()] == ["Running"]
+
+    (tmp_path / "go").touch()
+
+    assert (await first).state == "Succeeded"
+    assert other.reports() == (await first,)
 
 
 async def test_another_id_while_a_reset_runs_is_refused(tmp_path: Path) -> None:
