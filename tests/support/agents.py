@@ -14,13 +14,13 @@ APPLY = {"Content-Type": "application/apply-patch+yaml"}
 NAMESPACE = "glm5-system"
 
 
-def agent_pod(node: str) -> Json:
+def agent_pod(node: str, namespace: str = NAMESPACE) -> Json:
     """A pod of the agent's DaemonSet; KWOK has it ready on its nodes."""
     return {
         "kind": "Pod",
         "metadata": {
             "name": f"agent-{node}",
-            "namespace": NAMESPACE,
+            "namespace": namespace,
             "labels": {"app.kubernetes.io/component": "node-agent"},
         },
         "spec": {

@@ -1,7 +1,8 @@
-"""Takes the operator's label and taint off all nodes: what `glm5-operator cleanup` does before the operator is uninstalled.
+"""Takes the operator's marks off all nodes, puts pods back into traffic and removes AscendNodes: what `glm5-operator cleanup` does.
 
-Run by the chart's pre-delete hook through `__main__`. Afterwards nobody would be left to do it. A running operator would put
-the labels back, so the lease is taken from it first: it notices at its next renewal and ends, and may write nothing from then on.
+Run before the operator is uninstalled by the chart's pre-delete hook through `__main__`. Afterwards nobody would be left to do it. A
+running operator would put the labels back, so the lease is taken from it first: it notices at its next renewal and ends, and may write
+nothing from then on.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
-from glm5_operator.controllers.taints import with_taint
+from glm5_operator.controllers.taints import without_taints
 from glm5_operator.kube import Applier, Cache, errors, kinds
 from glm5_operator.kube.client import Client, load_configuration
 from glm5_operator.metrics import Metrics
@@ -32,7 +34,7 @@ ROUNDS: Final = 5
 
 
 class CleanupError(Exception):
-    """Some nodes still carry our label or taint."""
+    """Some nodes still carry our label or taint, or pods are still out of traffic."""
 
 
 async def cleanup(settings: Settings, kubeconfig: str | None = None) -> int:
@@ -70,14 +72,15 @@ async def take_lease(client: Client, settings: Lease) -> None:
 
 
 async def release_all_nodes(client: Client, metrics: Metrics) -> int:
-    """Take our label and taint off every node that has one; what others put there stays."""
+    """Take our label and taints off every node that has one; what others put there stays. First pods that wait for a remedy go on."""
     applier = Applier(client, Cache(), metrics)
+    await _end_remedies(client, applier)
     released: set[str] = set()
     for _ in range(ROUNDS):
         failures: list[ApiFailure] = []
         nodes = [node async for page, _ in client.pages(kinds.NODE) for node in page if _is_marked(node)]
         for node in nodes:
-            failure = await applier.patch_node(node, labels={names.POOL_LABEL: None}, taints=with_taint(node, None))
+            failure = await applier.patch_node(node, labels={names.POOL_LABEL: None}, taints=without_taints(node))
             if failure is None:
                 released.add(node["metadata"]["name"])
             else:
@@ -88,8 +91,19 @@ async def release_all_nodes(client: Client, metrics: Metrics) -> int:
     raise CleanupError(f"{len(failures)} nodes are left; {failures[0].target.name}: {failures[0].message}")
 
 
+async def _end_remedies(client: Client, applier: Applier) -> None:
+    """Nobody would put a quiesced replica back into traffic, and nobody would write an AscendNode any more."""
+    quiet = replace(kinds.POD, selector=f"{names.SERVING_LABEL}={names.QUIESCED_VALUE}")
+    pods = [pod async for page, _ in client.pages(quiet) for pod in page]
+    nodes = [node async for page, _ in client.pages(kinds.ASCEND_NODE) for node in page]
+    found = [await applier.label_pod(pod, names.SERVING_LABEL, names.SERVING_VALUE) for pod in pods]
+    found += [await applier.delete(node) for node in nodes]
+    if failures := [failure for failure in found if failure is not None]:
+        raise CleanupError(f"{len(failures)} pods or AscendNodes are left; {failures[0].target}: {failures[0].message}")
+
+
 def _is_marked(node: Resource) -> bool:
-    return names.POOL_LABEL in (node["metadata"].get("labels") or {}) or with_taint(node, None) is not None
+    return names.POOL_LABEL in (node["metadata"].get("labels") or {}) or without_taints(node) is not None
 
 
 def _taken(spec: dict[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,11 @@ CLUSTER: Final = (
 NAMESPACE: Final = (_right(kinds.LEASE, ("get", "create", "update"), "The lease that says which operator is active."),)
 """In the operator's own namespace."""
 
-CLEANUP_CLUSTER: Final = (_right(kinds.NODE, ("list", "patch"), "Taking the operator's label and taint off."),)
+CLEANUP_CLUSTER: Final = (
+    _right(kinds.NODE, ("list", "patch"), "Taking the operator's label and taints off."),
+    _right(kinds.POD, ("list", "patch"), "Putting replicas back into traffic that wait for a remedy."),
+    _right(kinds.ASCEND_NODE, ("list", "delete"), "They are the operator's, and nobody would write them any more."),
+)
 """Of the hook that runs before `helm uninstall`, everywhere."""
 
 CLEANUP_NAMESPACE: Final = (

@@ -15,6 +15,7 @@ from tests.cluster.api import ApiCluster
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
 from tests.support import gangs
+from tests.support.agents import Agent, agent_pod
 from tests.support.chart import only
 from tests.support.kube import Kube
 from tests.support.trainers import a_volume, finetune
@@ -107,6 +108,31 @@ def fine_tune(release: Release) -> None:
     wait_for("nodes to be released", lambda: node_marks(release.cluster) == [(None, [])] * 2, timeout=60)
 
 
+def heal(release: Release) -> None:
+    """A card of the service's node fails, and is reset; the service goes to the other node meanwhile."""
+    kube = Kube(release.cluster.http)
+    policy = {"mode": "Auto", "debounce": "1s", "verify": "1s", "drain": "2s"}
+    kube.patch("NPUPool", "", "cards", {"spec": {"health": policy}})
+    agents = {node: Agent(kube, node) for node in ("npu-0", "npu-1")}
+    for node, agent in agents.items():
+        kube.create(agent_pod(node, SYSTEM))
+        agent.say()
+    (pod,) = kube.list("Pod", "team")
+    sick = agents[pod["spec"]["nodeName"]]
+    sick.ill(0)
+
+    def asked() -> bool:
+        sick.say()  # that its cards are free by now
+        return sick.reset_asked() is not None
+
+    wait_for("the reset to be asked for", asked, timeout=60)
+    sick.reset_done()
+    healthy = "/apis/glm5.dev/v1alpha1/ascendnodes/" + sick.node
+    wait_for("the node to be back", lambda: release.get(healthy)["status"]["remedy"]["state"] == "Healthy", timeout=60)
+    for node in agents:
+        kube.delete("Pod", SYSTEM, f"agent-{node}")
+
+
 def events_of(release: Release, name: str) -> list[dict[str, Any]]:
     items = release.get("/apis/events.k8s.io/v1/namespaces/team/events")["items"]
     return [item for item in items if item["regarding"]["name"] == name]
@@ -173,6 +199,7 @@ def test_the_operator_does_its_whole_work_under_exactly_the_charts_roles(install
     cluster.kubectl("delete", "deployment", "chat-engine", "--namespace", "team")
     wait_for("the Deployment to be back", lambda: installed.get("/apis/apps/v1/namespaces/team/deployments/chat-engine"), timeout=30)
 
+    heal(installed)
     cluster.http.delete(f"{SERVICES}/chat").raise_for_status()
     cluster.http.delete(f"{POOLS}/cards").raise_for_status()
     wait_for("nodes to be released", lambda: node_marks(cluster) == [(None, [])] * 2, timeout=60)
@@ -197,6 +224,16 @@ def test_cleanup_takes_the_lease_and_releases_all_nodes_under_exactly_its_hooks_
     operator = start(operator_pod(documents), installed.kubeconfig_of(account, tmp_path), "--admin-port", "0")
     cluster.http.post(POOLS, json=POOL).raise_for_status()
     wait_for("nodes to be marked", lambda: node_marks(cluster) == [("cards", ["inference"])] * 2, timeout=60)
+    kube = Kube(cluster.http)
+    wait_for("AscendNodes", lambda: len(kube.list("AscendNode")) == 2, timeout=60)
+    labels = {"glm5.dev/serving": "remedy"}
+    kube.create(
+        {
+            "kind": "Pod",
+            "metadata": {"name": "quiet", "namespace": "team", "labels": labels},
+            "spec": {"containers": [{"name": "c", "image": "c:1"}]},
+        }
+    )
 
     pod = only(hooks, "Job")["spec"]["template"]
     cleanup = start(pod, installed.kubeconfig_of(pod["spec"]["serviceAccountName"], tmp_path))
@@ -204,6 +241,9 @@ def test_cleanup_takes_the_lease_and_releases_all_nodes_under_exactly_its_hooks_
     assert cleanup.process.wait(60) == 0, cleanup.said()
     assert operator.process.wait(30) != 0, "whoever loses the lease ends"
     assert node_marks(cluster) == [(None, [])] * 2
+    assert kube.list("AscendNode") == []
+    assert kube.get("Pod", "team", "quiet")["metadata"]["labels"] == {"glm5.dev/serving": "true"}
+    kube.delete("Pod", "team", "quiet")
     assert not REFUSALS.search(cleanup.said())
     account = pod["spec"]["serviceAccountName"]
     assert granted_by(rights.CLEANUP_CLUSTER, rights.CLEANUP_NAMESPACE) - used_by(account, cluster) == set(), "rights that nothing needs"
