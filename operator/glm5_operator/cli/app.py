@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from glm5_operator.cli import output
+from glm5_operator.cli import node_commands, output
 from glm5_operator.cli.errors import CliError
 from glm5_operator.cli.output import Format, FormatOption
 
@@ -166,6 +166,9 @@ def _version_asked(wanted: bool) -> None:
     if wanted:
         _print_version(Format.TABLE)
         raise typer.Exit
+
+
+node_commands.join(app)
 
 
 @app.callback()

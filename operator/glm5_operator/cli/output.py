@@ -62,6 +62,12 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     sys.stdout.write("".join(line.rstrip() + "\n" for line in [*lines, ""]))  # one long reason must not pad all other rows
 
 
+def write_lines(lines: Iterable[str]) -> None:
+    """Lines for people, without control characters: some are quoted from logs."""
+    for line in lines:
+        sys.stdout.write("".join(letter for letter in line if letter.isprintable()) + "\n")
+
+
 def note(text: str) -> None:
     """A remark for the person, not part of the data."""
     typer.echo(text, err=True)

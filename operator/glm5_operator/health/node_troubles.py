@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from glm5_operator.health.evidence import Diagnosis
-from glm5_operator.plan.compat import Versions, mismatches
+from glm5_operator.health.pod_troubles import images
+from glm5_operator.plan.compat import Versions, mismatches, of_image, unfit
 from glm5_operator.plan.facts import Product
 
 if TYPE_CHECKING:
@@ -79,14 +80,18 @@ def _versions(evidence: Evidence) -> Iterator[Diagnosis]:
     found = evidence.versions.over(Versions(driver=facts.driver or "", cann=facts.cann or ""))
     if facts.driver:
         found = Versions(driver=facts.driver).over(found)
-    if wrong := mismatches(found):
+    wrong = [(one.sentence, one.source) for one in mismatches(found)]
+    for image in images(evidence.pods):
+        if fault := unfit(of_image(image), facts.driver or ""):
+            wrong.append((f"{fault.sentence} in {image}", fault.source))
+    if wrong:
         yield Diagnosis(
             "VersionsDoNotFit",
             "driver, CANN, torch_npu and torch aren't of one set",
-            tuple(one.sentence for one in wrong),
+            tuple(sentence for sentence, _ in wrong),
             "take the versions named; `glm5 compat` has the table",
             "vendor",
-            tuple(dict.fromkeys(one.source for one in wrong)),
+            tuple(dict.fromkeys(source for _, source in wrong)),
         )
 
 

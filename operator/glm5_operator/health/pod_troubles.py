@@ -17,7 +17,7 @@ from glm5_operator.plan.product import is_card_resource
 from glm5_operator.plan.reading import bytes_of, object_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 LEAST_SHM: Final = 16 * 2**30
 _SHM: Final = "/dev/shm"  # noqa: S108 - a path in a container
@@ -53,6 +53,11 @@ def pod_troubles(pod: Mapping[str, Any]) -> Iterator[Diagnosis]:
     for container in _containers(pod):
         for rule in _RULES:
             yield from rule(container)
+
+
+def images(pods: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Images of containers with cards, each once."""
+    return tuple(dict.fromkeys(str(container.spec.get("image") or "") for pod in pods for container in _containers(pod)))
 
 
 def pod_texts(pod: Mapping[str, Any]) -> Iterator[Text]:

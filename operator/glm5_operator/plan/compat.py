@@ -187,7 +187,8 @@ def of_image(image: str, engine: str = "") -> Versions:
     if release:
         known = table().vllm_ascend.releases.get(release)
         return stated.over(replace(_stack(known), vllm_ascend=release))
-    return stated.over(_stack(table().runtime)) if engine == "native" else stated
+    is_ours = engine == "native" or name.rpartition("/")[2] == "glm5-runtime"
+    return stated.over(_stack(table().runtime)) if is_ours else stated
 
 
 def unfit(image: Versions, driver: str, product: Product | None = None) -> Check | None:
@@ -205,7 +206,7 @@ def _stack(known: Set | None) -> Versions:
 def _driver(found: Versions) -> Check | None:
     if not (found.driver and found.cann):
         return None
-    tested = _row(table().drivers.cann, found.cann)
+    tested = row_of(table().drivers.cann, found.cann)
     names = (f"driver {found.driver}", f"CANN {found.cann}")
     source = table().drivers.source
     family = ".".join(map(str, _numbers(found.driver)[:2]))
@@ -223,7 +224,7 @@ def _driver(found: Versions) -> Check | None:
 def _torch_npu(found: Versions) -> Check | None:
     if not (found.torch_npu and found.cann):
         return None
-    source, built = table().torch_npu.source, _row(table().torch_npu.cann, found.cann)
+    source, built = table().torch_npu.source, row_of(table().torch_npu.cann, found.cann)
     names = (f"torch_npu {found.torch_npu}", f"CANN {found.cann}")
     wanted = _plain(found.torch_npu)
     if wanted in built:
@@ -299,7 +300,7 @@ def _within(version: str, bounds: tuple[str, str]) -> Verdict:
     return Verdict.FITS if _numbers(bounds[0]) <= _numbers(version)[:2] <= _numbers(bounds[1]) else Verdict.MISMATCH
 
 
-def _row(rows: dict[str, tuple[str, ...]], version: str) -> tuple[str, ...]:
+def row_of(rows: dict[str, tuple[str, ...]], version: str) -> tuple[str, ...]:
     """The row of a release, else the one of its family: a patch or release candidate behaves as its neighbours."""
     exact = next((row for name, row in rows.items() if name.lower() == version.lower()), None)
     if exact is not None:

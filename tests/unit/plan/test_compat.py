@@ -69,7 +69,8 @@ def test_any_text_is_judged_without_an_error(found: Versions) -> None:
         ("x/verl:v0.8.0-cann9.0.0-torch_npu2.9.0.post2-a3-py3.11", "", Versions("", "9.0.0", "2.9.0.post2", "", "3.11", chip=Product.A3)),
         ("x/ms-swift:v4.3.0-A2-py311-CANN9.0.0-ubuntu22.04", "", Versions(cann="9.0.0", python="3.11", chip=Product.A2)),
         ("glm5-runtime:0.1.0", "native", Versions("", "9.1.0", "2.12.0", "2.12.0")),
-        ("glm5-runtime:0.1.0", "", Versions()),
+        ("registry.example:5000/team/glm5-runtime:0.1.0", "", Versions("", "9.1.0", "2.12.0", "2.12.0")),
+        ("mine:1", "native", Versions("", "9.1.0", "2.12.0", "2.12.0")),
         ("registry.example:5000/mine@sha256:" + "0" * 64, "", Versions()),
     ],
 )
