@@ -62,7 +62,8 @@ def node_health(
     from_maps = maps_say.fresh
     cards = _of_maps(agent.cards, maps_say) if from_maps else agent.cards
     verdict = _of_both(agent, maps_say, now) if maps_say.where else _Verdict(agent.trust, agent.why)
-    verdict = _with_plugin(verdict, cards, _offered(node, resource_name), virtual=bool(report.get("virtual")))
+    if not (report.get("virtual") or maps_say.recovering):
+        verdict = _with_plugin(verdict, cards, *_offered(node, resource_name))
     notes = [verdict.why, *maps_say.problems, *([str(waiting)] if isinstance(waiting, mindcluster.Unreadable) else [])]
     resets = waiting if isinstance(waiting, mindcluster.Waiting) else mindcluster.Waiting()
     return NodeHealth(
@@ -165,28 +166,23 @@ def _of_maps(cards: tuple[CardHealth, ...], maps_say: Told) -> tuple[CardHealth,
     return tuple(replace(card, known=not card.missing, faults=maps_say.of(card.physical)) for card in everywhere)
 
 
-def _with_plugin(verdict: _Verdict, cards: tuple[CardHealth, ...], offered: int | None, *, virtual: bool) -> _Verdict:
-    """The device plugin's own word, as kubelet passes it on: it offers fewer cards than are well by what we know.
+def _with_plugin(verdict: _Verdict, cards: tuple[CardHealth, ...], offered: int, registered: int) -> _Verdict:
+    """The device plugin's own word, as kubelet passes it on: fewer cards are allocatable than it has, and by what we know all are well.
 
-    Where a card has a fault that asks for something, that explains it, and is dealt with first.
+    A fault that we know of explains it, and is dealt with first.
     """
-    if verdict.trust is not Trust.FRESH or offered is None or virtual or not cards:
+    explained = any(card.missing or not card.known or card.grade not in {None, Grade.NOTE} for card in cards)
+    if verdict.trust is not Trust.FRESH or explained or not cards or offered >= registered:
         return verdict
-    if any(card.missing or not card.known or _asks(card.faults) for card in cards) or offered >= len(cards):
-        return verdict
-    why = f"the device plugin offers {offered} of {len(cards)} cards, of which none has a fault: see its log and the node's events"
+    why = f"the device plugin offers {offered} of its {registered} cards, of which none has a fault: see its log and the node's events"
     return _Verdict(Trust.CONTRADICTORY, "; ".join(part for part in (verdict.why, why) if part))
 
 
-def _offered(node: Mapping[str, Any], resource_name: str) -> int | None:
-    """Cards in the node's allocatable; None where it has none of their resources, or several."""
-    facts = node_facts(node)
-    names = (resource_name,) if resource_name else resource_of((replace(facts, allocatable=_capacity(node)),))
-    return facts.allocatable.get(names[0], 0) if len(names) == 1 and names[0] in _capacity(node) else None
-
-
-def _capacity(node: Mapping[str, Any]) -> dict[str, int]:
-    return extended_resources((node.get("status") or {}).get("capacity") or {})
+def _offered(node: Mapping[str, Any], resource_name: str) -> tuple[int, int]:
+    """Cards in the node's allocatable and capacity; no cards where it has none of their resources, or several."""
+    facts, capacity = node_facts(node), extended_resources((node.get("status") or {}).get("capacity") or {})
+    names = (resource_name,) if resource_name else resource_of((replace(facts, allocatable=capacity),))
+    return (facts.allocatable.get(names[0], 0), capacity.get(names[0], 0)) if len(names) == 1 else (0, 0)
 
 
 def _asks(faults: Iterable[Fault]) -> bool:

@@ -275,7 +275,8 @@ def test_a_fault_does_not_vanish_because_the_plugin_that_saw_it_died(level: str,
         (7, ("OK",) * 8, Trust.CONTRADICTORY),
         (0, ("OK",) * 8, Trust.CONTRADICTORY),
         (6, (*("OK",) * 7, "Alarm"), Trust.FRESH),  # explained as far as anybody needs to act
-        (16, ("OK",) * 8, Trust.FRESH),
+        (7, (*("OK",) * 7, "Unknown"), Trust.FRESH),
+        (7, (*("OK",) * 7, "Warning"), Trust.CONTRADICTORY),
     ],
 )
 def test_a_device_plugin_that_offers_fewer_cards_than_are_well_is_a_contradiction(
@@ -286,9 +287,13 @@ def test_a_device_plugin_that_offers_fewer_cards_than_are_well_is_a_contradictio
     assert health(agent, node=a_node(8, offered)).trust is trust
 
 
-def test_a_node_without_a_device_plugin_or_with_cut_cards_is_not_counted_against_it() -> None:
+def test_cut_cards_cards_under_reset_and_cards_that_the_plugin_was_not_given_are_no_contradiction() -> None:
     assert health(an_ascend_node(), node={"metadata": {"name": "n1"}, "status": {}}).trust is Trust.FRESH
     assert health(an_ascend_node(virtual=True), node=a_node(8, 3)).trust is Trust.FRESH
+    resetting = device_map("n1", device_list(recovering="Ascend910-0"), at())
+    assert health(an_ascend_node(), resetting, node=a_node(8, 7)).trust is Trust.FRESH
+    sharing = a_node(8, 8) | {"status": {"capacity": {"huawei.com/Ascend910": "4"}, "allocatable": {"huawei.com/Ascend910": "4"}}}
+    assert health(an_ascend_node(), node=sharing).trust is Trust.FRESH
 
 
 # The rest of the node
