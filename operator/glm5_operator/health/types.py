@@ -139,7 +139,7 @@ class NodeHealth:
         cards: by physical id, the missing ones too.
         source: where this comes from.
         trust: whether it can be believed.
-        why: where trust isn't Fresh, what is wrong, in words.
+        why: what is wrong with the sources, in words; also of a source that is stale or broken while the other one is believed.
         as_of: when the source wrote it.
         ready: the node's Ready condition.
         hccs: cards are joined by HCCS; None when unknown, which counts as joined.
