@@ -38,6 +38,8 @@ ONE_BY_ONE: Final = 60.0
 """Seconds for which cards are asked singly after the table hung, before it is tried again."""
 ASIDE: Final = 30.0
 """Seconds for which a card that hung isn't asked again."""
+MOST_TEXT: Final = 512
+"""Characters of a message or a problem, as the API has it."""
 AT_ONCE: Final = 4
 """Cards asked side by side."""
 
@@ -289,11 +291,13 @@ class Collector:
 def _failure(answer: Answer, read: InfoTable) -> str:
     """In the tool's own words, wherever it printed them."""
     words = read.error.message if read.error is not None else " / ".join(line for line in answer.said.splitlines() if line.strip())
-    return _short(f"{words or 'it printed nothing'} (exit {answer.exit_code})")
+    return _short(f"exit {answer.exit_code}: {words or 'it printed nothing'}")
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 512 else text[:509] + "..."
+    """Fit for a status: no control characters, and not longer than the field."""
+    clean = "".join(character if character.isprintable() else " " for character in text[:1024]).strip()
+    return clean if len(clean) <= MOST_TEXT else clean[: MOST_TEXT - 3] + "..."
 
 
 def _load_seen(file: Path) -> dict[int, Chip]:
