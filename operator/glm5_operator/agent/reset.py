@@ -36,6 +36,8 @@ _CHIP_MISSING: Final = "Must input parameter of chip id"
 _CHIP_REFUSED: Final = "Error parameter of -c"
 """Of an npu-smi that knows no -c: on 950, which the node's facts may not have told apart."""
 _MOST_OUTPUT: Final = 4096
+_NOT_STARTED: Final = frozenset({126, 127})
+"""Exit codes of chroot, env and shells for a program that isn't there, or may not be executed."""
 _log = logging.getLogger(__name__)
 
 _ADVICE: Final[dict[str, str]] = {
@@ -113,7 +115,7 @@ class Resets:
     Args:
         folder: on the node's disk, kept over restarts of the agent and the node; `resets` in it is this class's own.
         look: reads all cards anew: holders, processes, health.
-        command: npu-smi, as the agent calls it.
+        command: npu-smi, as the agent calls it; words that find it on the host may stand before it.
         now: the clock, with a time zone.
         patience: how long is waited for npu-smi.
         changed: called whenever `reports` has something new.
@@ -209,7 +211,11 @@ class Resets:
     async def _carry_out(self, request: ResetRequest, facts: NodeFactsReport, lock: int) -> _Result:
         """Command after command; a card that fails doesn't keep the others from it."""
         done: list[tuple[_Target, _Result]] = []
+        begun = asyncio.get_running_loop().time()
         for target in _targets(request, facts):
+            if asyncio.get_running_loop().time() - begun > self._patience.limit:
+                done.append((target, _Result("Failed", "TimedOut", "not begun: the cards before it took too long")))
+                break
             try:
                 if done:
                     facts = await self._checked(request)  # minutes have passed since the first look
@@ -243,7 +249,8 @@ class Resets:
             spoken = await converse(command, answers, _UNDER_WAY, keeps=(lock,), patience=self._patience)
         except OSError as error:
             return _Result("Refused", "ToolMissing", f"npu-smi can't be started: {error}")
-        return _judged(spoken, " ".join(command), answers)
+        shown = " ".join(command[len(self._command) - 1 :])  # without the words that find the tool on the host
+        return _judged(spoken, shown, answers)
 
     def _in_time(self, request: ResetRequest) -> None:
         try:
@@ -359,8 +366,8 @@ def _verdict(text: ResetTranscript, spoken: Spoken, *, declined: bool) -> tuple[
         return "Failed", "ExitStatus", f"npu-smi said that it went well, and ended with status {code}"
     if text.refusal is not None:
         return "Refused", text.refusal, ""
-    if text.outcome is ResetOutcome.REFUSED:
-        return "Refused", "ToolRefused", ""
+    if code in _NOT_STARTED and not text.asked:
+        return "Refused", "ToolMissing", ""
     if text.outcome is ResetOutcome.FAILED:
         return "Failed", "ToolFailed", ""
     return "Failed", "NoResult", f"npu-smi ended with status {code} without saying how it went"

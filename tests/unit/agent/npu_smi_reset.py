@@ -133,6 +133,7 @@ def an_agent(
     patience: Patience = QUICK,
     now: Callable[[], datetime] = lambda: TEN,
     changed: Callable[[], None] = lambda: None,
+    before: Sequence[str] = (),
 ) -> Resets:
     """The readings come one after the other; the last one stays."""
     left = list(looks or (a_node(),))
@@ -144,7 +145,7 @@ def an_agent(
         return found
 
     path = script.path if isinstance(script, Script) else script
-    return Resets(folder / "state", look, command=(str(path),), now=now, patience=patience, changed=changed)
+    return Resets(folder / "state", look, command=(*before, str(path)), now=now, patience=patience, changed=changed)
 
 
 async def asked(

@@ -387,5 +387,24 @@ async def test_without_npu_smi_it_is_refused(tmp_path: Path) -> None:
     report = await an_agent(tmp_path, tmp_path / "no-such-file").handle(a_request())
     (tmp_path / "npu-smi").write_text("not a program")
     other = await an_agent(tmp_path, tmp_path / "npu-smi").handle(a_request("r2"))
+    third = await an_agent(tmp_path, tmp_path / "no-such-file", before=("env", "LC_ALL=C")).handle(a_request("r3"))
 
-    assert (report.state, report.reason, other.state, other.reason) == ("Refused", "ToolMissing", "Refused", "ToolMissing")
+    assert [(each.state, each.reason) for each in (report, other, third)] == [("Refused", "ToolMissing")] * 3
+    assert "no-such-file" in third.message
+
+
+async def test_the_report_names_the_command_without_what_finds_it_on_the_host(tmp_path: Path) -> None:
+    script = Script.write(tmp_path, ONE_CHIP)
+
+    report = await an_agent(tmp_path, script, a_node(cards=1), before=("env", "SECRET=1")).handle(a_request(cards=(0,)))
+
+    assert (report.state, report.output.splitlines()[0]) == ("Succeeded", f"$ {script.path} set -t reset -i 0 -c 0 -m 1")
+
+
+async def test_cards_for_which_no_time_is_left_are_not_begun(tmp_path: Path) -> None:
+    body = "risk; work; sleep 0.1; good\n"
+
+    report, script = await asked(tmp_path, body, a_request(cards=(0, 1, 2, 3)), a_node(cards=4), patience=replace(QUICK, limit=0.25))
+
+    assert (report.state, report.reason) == ("Failed", "TimedOut")
+    assert 1 <= len(script.calls) < 4
