@@ -72,7 +72,8 @@ def _fault(card: CardHealth) -> str:
 
 def _facts_fresh(health: NodeHealth) -> Condition:
     if health.trust is Trust.FRESH:
-        return Condition(FACTS_FRESH, Truth.TRUE, health.trust.value, f"from {health.source.value}")
+        doubts = f"; {health.why}" if health.why else ""  # of the source that isn't believed
+        return Condition(FACTS_FRESH, Truth.TRUE, health.trust.value, f"from {health.source.value}{doubts}")
     return Condition(FACTS_FRESH, Truth.FALSE, health.trust.value, health.why)
 
 
