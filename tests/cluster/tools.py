@@ -52,6 +52,7 @@ TOOLS: dict[str, GoTool] = {
     "runc-clamp": GoTool("fake", "./runc-clamp"),
     "podroutes": GoTool("fake", "./podroutes"),
     "ascend-fake": GoTool("fake", "./ascend-fake"),
+    "pod-resources": GoTool("fake", "./pod-resources"),
 }
 
 API_TOOLS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "helm")

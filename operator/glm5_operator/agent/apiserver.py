@@ -116,7 +116,7 @@ class ApiServer:
                     if event.get("type") in {"ADDED", "MODIFIED"} and (parsed := _parse(event["object"])) is not None:
                         yield parsed
         except (httpx.HTTPError, orjson.JSONDecodeError) as problem:
-            raise ApiError(f"watching {node}: {problem or type(problem).__name__}") from problem
+            raise ApiError(f"watching {node}: {str(problem) or type(problem).__name__}") from problem
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -127,7 +127,7 @@ class ApiServer:
         try:
             answer = await self.client.request(method, path, headers=headers, **more)
         except httpx.HTTPError as problem:
-            raise ApiError(f"{method} {path}: {problem or type(problem).__name__}") from problem
+            raise ApiError(f"{method} {path}: {str(problem) or type(problem).__name__}") from problem
         if answer.is_error:
             raise _refused(answer)
         return answer

@@ -68,7 +68,7 @@ async def allocations(socket: str, limit: float) -> Allocations:
         async with httpx.AsyncClient(transport=transport, timeout=limit, trust_env=False) as client:
             answer = await client.post(f"http://kubelet{LIST}", content=struct.pack(">BI", 0, 0), headers=headers)
     except httpx.HTTPError as problem:
-        raise PodResourcesError(f"{socket}: {problem or type(problem).__name__}") from problem
+        raise PodResourcesError(f"{socket}: {str(problem) or type(problem).__name__}") from problem
     status = answer.headers.get("grpc-status", "0")
     if answer.status_code != httpx.codes.OK or status != "0":
         words = unquote(answer.headers.get("grpc-message", ""))
