@@ -351,9 +351,11 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
         other: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": kind,
-            "metadata": identity,
+            "metadata": identity | _audited(resource),
             "spec": {"nodeName": resource["spec"]["nodeName"]},
         }
+        if pool := (resource["spec"].get("nodeSelector") or {}).get(names.POOL_LABEL):
+            other["spec"]["nodeSelector"] = {names.POOL_LABEL: pool}
         return other | (_slim_agent(resource) if _is_agent(resource) else {})
     drop = {"resourceVersion"} if kind in _CHILD_KINDS else {"resourceVersion", "managedFields"}
     if kind == kinds.POD.name:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from glm5_operator.api import names
 from glm5_operator.kube.cache import Cache
 from glm5_operator.kube.types import Key
 from tests.unit.kube.objects import a_pod, an_object
@@ -63,3 +64,18 @@ def test_that_a_pod_of_others_is_to_end_is_news() -> None:
     assert kept is not None
     assert kept["metadata"]["deletionTimestamp"]
     assert cache.held("n") == {Key("Pod", "ns", "notebook"): {"huawei.com/Ascend910": 1}}
+
+
+def test_of_a_pod_of_others_the_audit_finds_its_pool_its_daemon_set_and_its_devices() -> None:
+    cache = Cache()
+    pod = a_pod("stranger", service=None, node="n", cards=1)
+    pod["spec"]["nodeSelector"] = {names.POOL_LABEL: "training", "zone": "a"}
+    owners = [{"kind": "DaemonSet", "name": "burn-in", "controller": True}]
+    pod["metadata"] |= {"ownerReferences": owners, "annotations": {names.REAL_ANNOTATION: "Ascend910-0", "other": "x"}}
+    cache.put(pod)
+
+    kept = cache.get("Pod", "ns", "stranger")
+    assert kept is not None
+    assert kept["spec"]["nodeSelector"] == {names.POOL_LABEL: "training"}
+    assert kept["metadata"]["ownerReferences"] == owners
+    assert kept["metadata"]["annotations"] == {names.REAL_ANNOTATION: "Ascend910-0"}
