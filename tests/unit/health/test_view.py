@@ -28,7 +28,7 @@ def an_ascend_node(*cards: Json, observed: str = stamp(at()), tool: str = "Worki
     return {"metadata": {"name": "n1"}, "status": {"facts": report | facts}}
 
 
-def a_node(cards: int = 8, offered: int | None = None, resource: str = "huawei.com/Ascend910", **metadata: Any) -> Json:  # noqa: ANN401
+def a_node(cards: int = 8, offered: int | None = None, resource: str = "huawei.com/Ascend910", **metadata: Any) -> Json:  # noqa: ANN401  any field of its metadata
     amounts = {"capacity": {resource: str(cards)}, "allocatable": {resource: str(cards if offered is None else offered)}}
     return {"metadata": {"name": "n1", **metadata}, "status": amounts | {"conditions": [{"type": "Ready", "status": "True"}]}}
 
