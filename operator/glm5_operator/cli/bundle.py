@@ -62,9 +62,9 @@ def _files(found: Collected) -> Iterator[tuple[str, str]]:
         if content is not None:
             yield f"{name}.json", _json(_without_secrets(content))
     if found.pods:
-        yield "pods.json", _json({"apiVersion": "v1", "kind": "List", "items": [_without_secrets(pod) for pod in found.pods]})
+        yield "pods.json", _json({"apiVersion": "v1", "kind": "PodList", "items": [_without_secrets(pod) for pod in found.pods]})
     if found.pools:
-        yield "pools.json", _json({"apiVersion": "v1", "kind": "List", "items": [_without_secrets(pool) for pool in found.pools]})
+        yield "pools.json", _json({"kind": "NPUPoolList", "items": [_without_secrets(pool) for pool in found.pools]})
     for text in found.texts:
         yield f"{re.sub(r'[^A-Za-z0-9.-]+', '_', text.where)}.txt", _SECRET_TEXT.sub(rf"\1{_HIDDEN}", text.text)
 

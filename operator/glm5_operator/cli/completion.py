@@ -13,16 +13,14 @@ SECONDS: Final = 2.0
 
 def node_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of AscendNodes that begin so."""
-    kubeconfig = ctx.params.get("kubeconfig")
+    from glm5_operator.cli import cluster, nodes  # not counted as waiting: a busy machine takes long to import them
+
+    async def listed() -> list[str]:
+        async with cluster.connected(ctx.params.get("kubeconfig")) as client:
+            return [str(node["metadata"]["name"]) for node in await nodes.list_nodes(client)]
+
     try:
-        found = asyncio.run(asyncio.wait_for(_node_names(kubeconfig), SECONDS))
+        found = asyncio.run(asyncio.wait_for(listed(), SECONDS))
     except Exception:  # noqa: BLE001 - a traceback in the middle of a command line helps nobody
         return []
     return [name for name in found if name.startswith(incomplete)]
-
-
-async def _node_names(kubeconfig: str | None) -> list[str]:
-    from glm5_operator.cli import cluster, nodes
-
-    async with cluster.connected(kubeconfig) as client:
-        return [str(node["metadata"]["name"]) for node in await nodes.list_nodes(client)]
