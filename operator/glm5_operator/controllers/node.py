@@ -151,12 +151,14 @@ class NodeController:
         return [failure for failure in found if failure is not None]
 
     def _tell(self, seen: _Seen, decision: Decision) -> None:
-        """An Event for each alert and for each step, of which a remedy has a handful."""
+        """An Event for each alert, and for a step that has none: an object has ten in ten minutes, and a quarantine must be among them."""
         before, after = seen.memory, decision.memory
+        if before.since is None:
+            return  # a node just seen has an agent that hasn't reported yet, and that is no news
+        dry = "(dry run) " if after.dry_run else ""
         for alert in decision.alerts:
-            self.events.warning(seen.ascend_node, alert.reason, alert.message)
-        if (before.state, before.reason) != (after.state, after.reason) and (before.since is not None or after.state != "Healthy"):
-            dry = "(dry run) " if after.dry_run else ""
+            self.events.warning(seen.ascend_node, alert.reason, dry + alert.message)
+        if before.state != after.state and not decision.alerts:
             self.events.normal(seen.ascend_node, after.state, f"{dry}{after.reason}: {after.message or after.state}")
 
     async def _let_go(self, node: Resource, ascend_node: Resource | None) -> Outcome:
