@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -82,6 +83,7 @@ class Checkpoints:
         self._directory, self._keep, self._ranks = directory, keep, ranks.beside()
         self._fence = fence or Fence(directory, None)
         self._writer: threading.Thread | None = None
+        self._copy: dict[str, Tensor] = {}
         self._failure: BaseException | None = None
         self.newest_step: int | None = None
         self.newest_written: Newest | None = None
@@ -138,9 +140,18 @@ class Checkpoints:
         self.wait()
         if self._ranks.agree(lambda: step in self.steps()):
             return
-        staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._writer = threading.Thread(target=self._write, args=(step, staged, dict(state)), name="checkpoint", daemon=True)
+        self._writer = threading.Thread(target=self._write, args=(step, self._copied(tensors), dict(state)), name="checkpoint", daemon=True)
         self._writer.start()
+
+    @torch.no_grad()
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors in main memory as they are now. The copy's memory is kept for the next: new pages took as long as the copying."""
+        if self._copy.keys() == tensors.keys():
+            for name, tensor in tensors.items():
+                self._copy[name].copy_(tensor)
+        else:
+            self._copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        return dict(self._copy)
 
     def wait(self) -> None:
         """Until the one under way is complete; raises CheckpointError when it failed, Superseded."""
