@@ -38,6 +38,8 @@ PROGRESS = {
     "GLM5_OPERATOR_PROGRESS_INTERVAL": "1",
     "GLM5_OPERATOR_PROGRESS_TELL": "2",
     "GLM5_OPERATOR_WATCH_DISCOVERY": "1",
+    "GLM5_OPERATOR_AUDIT_INTERVAL": "2",
+    "GLM5_OPERATOR_AUDIT_EVICT_AFTER": "4",
 }
 """Soon, as tests want it. Pods without a kubelet have the address of this machine, so one port for progress serves for all."""
 
