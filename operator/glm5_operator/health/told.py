@@ -62,11 +62,15 @@ def told(node: str, maps: Iterable[Mapping[str, Any]], now: datetime) -> Told:
     named = {entry["metadata"]["name"]: entry for entry in maps if entry["metadata"].get("namespace") in _NAMESPACES}
     problems: list[str] = []
     own = named.get(mindcluster.DEVICE_MAP + node)
-    found = _newest(_readable([mindcluster.devices(own)] if own else (), problems), now)
+    read = _readable([mindcluster.devices(own)] if own else (), problems)
+    copies = _readable(_clusters(named, mindcluster.CLUSTER_DEVICES, node, mindcluster.devices_in_cluster), problems)
+    found = _newest(read, now)
     if found is None or not _is_fresh(found, now):
-        # ClusterD copies the plugins' maps, so its own are only worth reading where a plugin's isn't seen.
-        copies = _readable(_clusters(named, mindcluster.CLUSTER_DEVICES, node, mindcluster.devices_in_cluster), problems)
-        found = _newest([*([found] if found else ()), *copies], now)
+        found = _newest([*read, *copies], now)  # ClusterD copies the plugins' maps: worth believing where a plugin's own isn't seen
+    else:
+        # What others report to ClusterD (public faults) stands in its copies only.
+        public = (entry for copy in copies if _is_fresh(copy, now) for entry in copy.entries if entry.kind == "PublicFault")
+        found = replace(found, entries=(*found.entries, *public))
     if found is None:
         return Told(problems=tuple(problems))
     fresh = _is_fresh(found, now)

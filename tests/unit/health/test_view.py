@@ -124,6 +124,16 @@ def test_clusterds_copy_serves_where_the_plugins_own_map_is_not_seen_or_is_older
     assert grades(health(an_ascend_node(), device_map("n1", device_list(), at()), entry(-1))) == {}
 
 
+def test_public_faults_stand_only_in_clusterds_copy_and_join_the_plugins_own() -> None:
+    def copy(minutes: float) -> Json:
+        faults = (card_fault(2, "SeparateNPU", code="220001001", kind="PublicFault"), card_fault(3, "RestartNPU"))
+        updated = int(at(minutes=minutes).timestamp())
+        return cluster_map({"mindx-dl-deviceinfo-n1": {"DeviceList": device_list(*faults), "UpdateTime": updated}})
+
+    assert grades(health(an_ascend_node(), device_map("n1", device_list(), at()), copy(0))) == {2: Grade.ISOLATE}
+    assert grades(health(an_ascend_node(), device_map("n1", device_list(), at()), copy(-30))) == {}
+
+
 @pytest.mark.parametrize(
     ("level", "grade"), [("NotHandle", None), ("SubHealthFault", Grade.DEGRADED), ("Separate", Grade.ISOLATE), ("?", Grade.ISOLATE)]
 )
