@@ -165,9 +165,14 @@ class Collector:
                 return physical, None, f"card {physical}: {problem}"
             before = memory.cards.get(physical) or CardReport(physical=physical, npu=chip[0], chip=chip[1], health="Unknown")
             memory.coded[physical] = (state.health, now)
-            known = {"name": before.name, "memory_total": before.memory_total}
             card = CardReport(
-                physical=physical, npu=chip[0], chip=chip[1], health=state.health, codes=state.codes[:MOST_CODES] or None, **known
+                physical=physical,
+                npu=chip[0],
+                chip=chip[1],
+                health=state.health,
+                codes=state.codes[:MOST_CODES] or None,
+                name=before.name,
+                memory_total=before.memory_total,
             )
             return physical, card, ""
 

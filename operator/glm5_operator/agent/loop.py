@@ -57,7 +57,7 @@ class Backoff:
 
     def failed(self) -> float:
         """How long to wait now."""
-        delay = min(FIRST_DELAY * 2**self._failures, LONGEST_DELAY)
+        delay: float = min(FIRST_DELAY * 2**self._failures, LONGEST_DELAY)
         self._failures = min(self._failures + 1, 10)
         return delay * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
 

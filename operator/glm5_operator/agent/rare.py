@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.agent.runner import End
@@ -91,16 +92,16 @@ class Rare:
         if not self._cards:
             return
         first = next(iter(self._cards.values()))
-        yield _Question("board", every.rare, lambda: self._board(first))
+        yield _Question("board", every.rare, partial(self._board, first))
         yield _Question("topology", every.rare, self._topology)
         for physical, card in self._cards.items():
-            yield _Question(f"ecc {physical}", every.rare, lambda card=card: self._ecc(card))
+            yield _Question(f"ecc {physical}", every.rare, partial(self._ecc, card))
             if self._no_hccn:
                 continue
-            yield _Question(f"link {physical}", every.link, lambda physical=physical: self._link(physical))
-            yield _Question(f"net health {physical}", every.network, lambda physical=physical: self._net_health(physical))
-            yield _Question(f"address {physical}", every.rare, lambda physical=physical: self._address(physical))
-            yield _Question(f"tls {physical}", every.rare, lambda physical=physical: self._tls(physical))
+            yield _Question(f"link {physical}", every.link, partial(self._link, physical))
+            yield _Question(f"net health {physical}", every.network, partial(self._net_health, physical))
+            yield _Question(f"address {physical}", every.rare, partial(self._address, physical))
+            yield _Question(f"tls {physical}", every.rare, partial(self._tls, physical))
 
     # --- files -------------------------------------------------------------------------------------------------------------
 
