@@ -1,7 +1,7 @@
 # Everything goes through here; `make` alone lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-unit test-api test-e2e lint format crds verify lock images bench bench-control-plane bench-engine bench-train cluster-up cluster-down
+.PHONY: help demo demo-down test test-unit test-api test-e2e lint format crds verify lock images bench bench-control-plane bench-engine bench-train bench-health cluster-up cluster-down
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -63,7 +63,7 @@ lock: $(VENV)/.uv  ## pin dependencies anew (requirements/*.txt)
 images: $(VENV)/.tools  ## build the operator and runtime images
 	$(PY) -m tests.cluster images
 
-bench: bench-control-plane bench-engine bench-train  ## all benchmarks
+bench: bench-control-plane bench-engine bench-train bench-health  ## all benchmarks
 
 bench-control-plane: $(VENV)/.dev  ## N services (N=1000) against a real API server
 	$(PY) -m tests.cluster build --only api
@@ -74,6 +74,9 @@ bench-engine: $(VENV)/.dev  ## the engine against transformers and itself (PARTS
 
 bench-train: $(VENV)/.dev  ## training against PEFT, TRL and verl's formulas (PARTS="sft gae" for some; RECOVERY=FILE: what test-e2e printed)
 	$(PY) -m benchmarks.train $(foreach part,$(PARTS),--part $(part)) $(if $(RECOVERY),--recovery $(RECOVERY))
+
+bench-health: $(VENV)/.dev  ## from a fault to capacity back, and what watching costs (PARTS="walk agent" for some)
+	$(PY) -m benchmarks.health $(foreach part,$(PARTS),--part $(part))
 
 cluster-up: $(VENV)/.tools  ## the demo's kind cluster alone
 	$(PY) -m tests.cluster kind up
