@@ -16,6 +16,7 @@ RemedyState = Literal[
     "Healthy", "Suspect", "Quiescing", "Draining", "WaitingMindCluster", "Resetting", "Verifying", "Returning", "Quarantined"
 ]
 Radius = Literal["Device", "Card", "Node"]
+MoveState = Literal["Waiting", "Draining", "Resetting", "Verifying", "Blocked"]
 ResetState = Literal["Running", "Succeeded", "Failed", "Refused", "Unknown"]
 
 MOST_REMEDIES: Final = 20
@@ -134,6 +135,31 @@ class ResetReport(StatusModel):
     """The end of what the command printed."""
 
 
+class MoveReport(StatusModel):
+    """How far the node is on its way to another pool. Written by the operator."""
+
+    origin: Annotated[str, Field(max_length=253)]
+    """The pool that has it until it arrives."""
+    target: Annotated[str, Field(max_length=253)]
+    """The pool that is to have it."""
+    state: MoveState
+    """Waiting for its turn; Draining: new pods stay away and those with cards are ending; Resetting the cards; Verifying that they are idle
+    and well; Blocked until somebody does what the message says.
+    """
+    since: _Time
+    """When that state, or the reason in it, began."""
+    started: _Time
+    """When the move began."""
+    drained: _Time | None = None
+    """When draining began."""
+    reason: Annotated[str, Field(max_length=128)] = ""
+    """Why, in one CamelCase word."""
+    message: _Text = ""
+    """Why, in words, with what to do where a person is needed."""
+    reset: ResetRequest | None = None
+    """The reset that was asked for last."""
+
+
 class AscendNodeStatus(StatusModel):
     """What is."""
 
@@ -143,6 +169,8 @@ class AscendNodeStatus(StatusModel):
     """The newest resets, oldest first. Written by the agent."""
     remedy: RemedyReport | None = None
     """What is being done about it. Written by the operator."""
+    move: MoveReport | None = None
+    """Its way to another pool, while it is on one. Written by the operator."""
     conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=32)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )

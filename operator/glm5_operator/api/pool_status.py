@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .common import Condition, StatusModel
+from .node import MoveState
 
 MOST_HOLDERS = 128
 """Pods that the status lists; each AscendNode has all of its own."""
@@ -15,7 +16,6 @@ MOST_VIOLATIONS = 64
 MOST_MOVES = 64
 
 Violating = Literal["NoPool", "OtherPool", "NamespaceNotOpen"]
-MoveState = Literal["Waiting", "Draining", "Resetting", "Verifying", "Blocked"]
 
 _ATOMIC = {"x-kubernetes-list-type": "atomic"}
 _Ids = Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(strict=False, max_length=64)]
@@ -104,8 +104,6 @@ class Move(StatusModel):
     """Why, in one CamelCase word."""
     message: Annotated[str, Field(max_length=1024)] = ""
     """Why, in words, with what to do where a person is needed."""
-    reset: Annotated[str, Field(max_length=63)] | None = None
-    """Id of the reset that was asked for."""
 
 
 class NodeConflict(StatusModel):
