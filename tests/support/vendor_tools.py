@@ -5,6 +5,7 @@ Real in a `ToolFolder`: processes, exit codes, signals. Faked: what they print, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,10 +82,13 @@ class ScriptedRunner(Runner):
     tool: Tool = field(default_factory=Tool)
     answers: dict[str, Answer | Callable[[], Answer]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at each call."""
 
     async def run(self, *argv: str, limit: float, key: str | None = None) -> Answer:
         command = " ".join(argv)
         self.asked.append(command)
+        self.news.set()
         answer = self.answers.get(command, exited(NO_SUCH_TYPE, code=1))
         return answer if isinstance(answer, Answer) else answer()
 
