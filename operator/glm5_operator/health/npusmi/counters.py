@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from .chips import need, read_blocks
 from .pairs import blocks, entries
-from .readings import (
-    Address,
+from .rare_readings import (
     BoardReading,
     ChipCounts,
     ChipEcc,
@@ -20,6 +19,7 @@ from .readings import (
     RemapReading,
     ShareReading,
 )
+from .readings import Address
 from .text import COUNT, ID, MEBIBYTES, PID, Line, Notes, split, take_error
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .readings import Topology, VersionReading, WatchReading, WatchRow
+from .rare_readings import Topology, WatchReading, WatchRow
+from .readings import VersionReading
 from .text import ID, Line, Notes, note_strangers, split, take_error
 
 _LABEL: Final = re.compile(r"(NPU|Phy-ID|NIC)([0-9]{1,6})")

@@ -3,7 +3,8 @@
 import pytest
 
 from glm5_operator.health import npusmi
-from glm5_operator.health.npusmi.readings import Address, ChipHealth, FaultEvent, MemoryProcess
+from glm5_operator.health.npusmi.rare_readings import MemoryProcess
+from glm5_operator.health.npusmi.readings import Address, ChipHealth, FaultEvent
 from glm5_operator.health.reading import ToolErrorKind
 from tests.unit.health.npusmi.files import case, text_of
 
