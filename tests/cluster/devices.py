@@ -1,8 +1,9 @@
 """The cards of a fake Ascend node: one JSON file that the device plugin and the fake npu-smi read on the node.
 
 Tests change a card's health, utilisation, temperature or processes, or take a card away, and see it arrive in the
-kubelet's allocatable and in npu-smi. The Go side of the format is go/fake/ascend-fake/state.go. Defaults are the values
-of real machines (tests/fixtures/npu-smi): an idle 8×910B3 server and an idle A3 server of eight modules with two dies.
+kubelet's allocatable and in npu-smi. They say how a reset goes, and read which cards were reset. The Go side of the format
+is go/fake/ascend-fake/state.go and reset.go. Defaults are the values of real machines (tests/fixtures/npu-smi): an idle
+8×910B3 server, an idle A3 server of eight modules with two dies, four Duo cards with two 310P each, eight 950.
 """
 
 import json
@@ -10,7 +11,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from tests.cluster.nodes import RESOURCE
 
@@ -35,6 +36,47 @@ _A3_IDLE: tuple[tuple[str, float | None, int, int], ...] = (
     *(("85", 165.0, 37, 3156), ("87", None, 39, 2877)),
     *(("81", 165.6, 41, 3157), ("83", None, 39, 2877)),
 )
+
+
+# NPU id, bus id, temperature in °C, memory in use in percent; two chips a card
+_DUO_IDLE: tuple[tuple[int, str, tuple[int, int], int], ...] = (
+    (0, "01", (86, 84), 3),
+    (96, "03", (84, 84), 3),
+    (32768, "81", (79, 78), 3),
+    (32896, "84", (82, 81), 3),
+)
+_950_IDLE: tuple[tuple[float, int, int], ...] = (
+    *((377.2, 48, 4857), (380.6, 50, 4855), (373.1, 49, 4855), (395.1, 48, 4857)),
+    *((366.6, 49, 4856), (370.7, 49, 4855), (373.3, 49, 4856), (372.8, 49, 4856)),
+)
+
+ResetMode = Literal["ok", "stays_sick", "fail", "fail_exit_0", "in_use", "another_user", "hang", "needs_host", "virtual", "not_root"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """How `npu-smi set -t reset` goes.
+
+    Attributes:
+        mode: `ok` heals the cards; `stays_sick` says so and doesn't; `fail` says Status: Fail, `fail_exit_0` so with exit code
+            0; `in_use` exits with 203; `hang` ignores SIGTERM; the others refuse before anything is asked or done.
+        seconds: from "resetting …" to the end.
+        hccs: A2's cards are joined: a reset of one asks a second question and takes all.
+        done: physical ids of each reset that was carried out, oldest first.
+    """
+
+    mode: ResetMode = "ok"
+    seconds: float = 0.0
+    hccs: bool = True
+    done: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What npu-smi prints instead of any answer, and its exit code; without both it works."""
+
+    text: str = ""
+    exit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +110,9 @@ class Device:
         hbm_clock: MHz.
         hbm_temperature: °C.
         processes: Who uses it.
+        ecc_single: Corrected errors of HBM.
+        ecc_double: Uncorrectable errors of HBM.
+        hang: `info -t` about this chip's card never answers.
     """
 
     npu: int
@@ -87,11 +132,26 @@ class Device:
     hbm_clock: int = 1600
     hbm_temperature: int = 42
     processes: tuple[Process, ...] = ()
+    ecc_single: int = 0
+    ecc_double: int = 0
+    hang: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDevices:
-    """All cards of one node; immutable, `write` puts it in force."""
+    """All cards of one node; immutable, `write` puts it in force.
+
+    Attributes:
+        product: A2, A3, 310P or 950: decides npu-smi's layouts.
+        name: As in npu-smi's table.
+        chip_name: As in npu-smi's map.
+        version: Of npu-smi and the driver.
+        devices: By physical id.
+        resource: Extended resource that the plugin registers.
+        reset: How a reset goes.
+        hang: npu-smi prints half of its table and stays.
+        failure: npu-smi prints this and nothing else.
+    """
 
     product: str
     name: str
@@ -99,10 +159,17 @@ class NodeDevices:
     version: str
     devices: tuple[Device, ...]
     resource: str = field(default=RESOURCE)
+    reset: Reset = Reset()
+    hang: bool = False
+    failure: Failure = Failure()
 
     @classmethod
     def idle(cls, product: str) -> Self:
-        """A healthy idle node of that product (A2 or A3)."""
+        """A healthy idle node of that product (A2, A3, 310P or 950)."""
+        if product == "310P":
+            return cls("310P", "310P3", "Ascend 310P3", "25.3.rc1", _duo_devices())
+        if product == "950":
+            return cls("950", "Ascend950DT", "Ascend950DT", "26.0.rc1", _950_devices())
         rows, chips = (_A2_IDLE, 1) if product == "A2" else (_A3_IDLE, 2)
         devices = tuple(
             Device(index // chips, index % chips, index, f"0000:{bus}:00.0", power=power, temperature=heat, hbm_used=used)
@@ -117,12 +184,19 @@ class NodeDevices:
         """What the file says now."""
         data: dict[str, Any] = json.loads(path.read_text())
         rows = data.pop("devices")
-        return cls(devices=tuple(_device(row) for row in rows), **data)
+        reset = data.pop("reset", {})
+        done = tuple(tuple(cards) for cards in reset.pop("done", None) or ())
+        failure = Failure(**data.pop("failure", {}))
+        return cls(devices=tuple(_device(row) for row in rows), reset=Reset(**reset, done=done), failure=failure, **data)
 
     def change(self, *physical: int, **fields: object) -> Self:
         """The same node with those fields changed on those devices: `node.change(3, health="Alarm")`."""
         devices = tuple(replace(device, **fields) if device.physical in physical else device for device in self.devices)  # type: ignore[arg-type] # replace() checks the names itself
         return replace(self, devices=devices)
+
+    def resetting(self, mode: ResetMode = "ok", **fields: object) -> Self:
+        """The same node on which resets go that way from now on; what was reset before is kept."""
+        return replace(self, reset=replace(self.reset, mode=mode, **fields))  # type: ignore[arg-type] # replace() checks the names itself
 
     def only(self, physical: Iterable[int]) -> Self:
         """The node with just those devices, as when the others fell off the bus."""
@@ -134,6 +208,23 @@ class NodeDevices:
         draft = path.with_suffix(".draft")
         draft.write_text(json.dumps(asdict(self), indent=1))
         os.replace(draft, path)
+
+
+def _duo_devices() -> tuple[Device, ...]:
+    """Their memory is DDR, and their power isn't measured."""
+    return tuple(
+        Device(npu, chip, 2 * card + chip, f"0000:{bus}:00.0", temperature=heat, ddr_total=44278, ddr_rate=rate, hbm_used=0, hbm_total=0)
+        for card, (npu, bus, heats, rate) in enumerate(_DUO_IDLE)
+        for chip, heat in enumerate(heats)
+    )
+
+
+def _950_devices() -> tuple[Device, ...]:
+    """On servers they aren't on PCIe."""
+    return tuple(
+        Device(npu, 0, npu, "NA", power=power, temperature=heat, hbm_used=used, hbm_total=98304)
+        for npu, (power, heat, used) in enumerate(_950_IDLE)
+    )
 
 
 def _device(row: dict[str, Any]) -> Device:

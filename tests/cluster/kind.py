@@ -218,7 +218,8 @@ class KindCluster:
             raise ClusterError(f"{CONFIG.name} has {len(workers)} workers, but {len(self.workers)} products were given")
         for node, worker in zip(workers, self.workers, strict=True):
             mounts = [{"hostPath": mount.host, "containerPath": mount.node, "readOnly": True} for mount in self.options.mounts]
-            mounts.append({"hostPath": str(self.cards(worker).parent), "containerPath": _CARDS_FOLDER, "readOnly": True})
+            # Writable: a reset on the node heals cards. Pods that get cards see the folder read-only (plugin.go).
+            mounts.append({"hostPath": str(self.cards(worker).parent), "containerPath": _CARDS_FOLDER, "readOnly": False})
             mounts.append({"hostPath": str(self.shared), "containerPath": SHARED_NODE_PATH, "readOnly": False})
             node["extraMounts"] = [*node.get("extraMounts", []), *mounts]
         return config

@@ -4,7 +4,6 @@ The program is the one that pods get; the fixtures are pastes from real machines
 """
 
 import json
-import os
 import re
 import subprocess
 from dataclasses import replace
@@ -13,35 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.devices import Device, NodeDevices, Process
-from tests.cluster.tools import tool
+from tests.unit.cluster.npu_smi import Smi, fixture, smi
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "npu-smi"
-
-
-def fixture(name: str) -> str:
-    # Some pastes came with tabs turned into spaces; the tool prints tabs.
-    return (FIXTURES / f"{name}.txt").read_text().expandtabs(8)
-
-
-class Smi:
-    def __init__(self, folder: Path) -> None:
-        self.state = folder / "node.json"
-        self.program = folder / "npu-smi"
-        self.program.symlink_to(tool("ascend-fake"))
-
-    def __call__(self, node: NodeDevices, *words: str, visible: str | None = None) -> tuple[int, str]:
-        node.write(self.state)
-        env = {**os.environ, "GLM5_FAKE_ASCEND": str(self.state)}
-        env.pop("ASCEND_VISIBLE_DEVICES", None)
-        if visible is not None:
-            env["ASCEND_VISIBLE_DEVICES"] = visible
-        done = subprocess.run([self.program, *words], env=env, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout.expandtabs(8)
-
-
-@pytest.fixture
-def smi(tmp_path: Path) -> Smi:
-    return Smi(tmp_path)
+__all__ = ["smi"]
 
 
 def rows(text: str) -> list[tuple[str, float | None, int, int, str]]:

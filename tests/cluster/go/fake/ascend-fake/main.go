@@ -11,7 +11,7 @@ import (
 
 func main() {
 	if filepath.Base(os.Args[0]) == "npu-smi" {
-		os.Exit(npuSMI(os.Args[1:], os.Stdout))
+		os.Exit(npuSMI(os.Args[1:], os.Stdin, os.Stdout))
 	}
 	options := pluginOptions{}
 	flag.StringVar(&options.State, "state", statePath(), "file with the node's cards")

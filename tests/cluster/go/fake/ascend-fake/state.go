@@ -9,17 +9,35 @@ import (
 	"strings"
 )
 
+// Products whose layouts differ.
+const (
+	productA3   = "A3"
+	product310P = "310P"
+	product950  = "950"
+)
+
+const idleHBM = 3314 // MB; an idle card has never 0
+
 // DefaultState is where a node keeps the file that tests change from the host.
 const DefaultState = "/var/lib/glm5-fake-ascend/node.json"
 
 // Node is the whole state: one file per node, written by tests/cluster/devices.py.
 type Node struct {
-	Product  string   `json:"product"`  // A2 or A3: decides npu-smi's layout
+	Product  string   `json:"product"`  // A2, A3, 310P or 950: decides npu-smi's layout
 	Resource string   `json:"resource"` // extended resource that the plugin registers
 	Version  string   `json:"version"`  // of driver and npu-smi
 	Name     string   `json:"name"`     // in npu-smi's table, for example 910B3
 	ChipName string   `json:"chip_name"`
 	Devices  []Device `json:"devices"`
+	Reset    Reset    `json:"reset"`
+	Hang     bool     `json:"hang"`    // npu-smi prints half a table and stays
+	Failure  Failure  `json:"failure"` // npu-smi gives no other answer than this
+}
+
+// Failure is what npu-smi prints instead of an answer; an empty text is none unless the code isn't 0.
+type Failure struct {
+	Text string `json:"text"`
+	Exit int    `json:"exit"`
 }
 
 // Device is one chip (on A3: one die) that a pod can be given.
@@ -41,6 +59,9 @@ type Device struct {
 	HBMClock    int       `json:"hbm_clock"`
 	HBMTemp     int       `json:"hbm_temperature"`
 	Processes   []Process `json:"processes"`
+	ECCSingle   int       `json:"ecc_single"` // HBM, since the driver started
+	ECCDouble   int       `json:"ecc_double"`
+	Hang        bool      `json:"hang"` // a question about this one is never answered
 }
 
 // Process is one row of npu-smi's process table.
@@ -53,6 +74,14 @@ type Process struct {
 // Schedulable says whether the plugin offers the device: a warning alone takes no card away.
 func (d Device) Schedulable() bool {
 	return d.Health == "OK" || d.Health == "Warning"
+}
+
+// chips is how many an NPU of that product has; the board controller comes after them.
+func (n *Node) chips() int {
+	if n.Product == productA3 || n.Product == product310P {
+		return 2
+	}
+	return 1
 }
 
 func statePath() string {
