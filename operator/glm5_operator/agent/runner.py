@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ MOST_OUTPUT: Final = 1 << 20
 REAP: Final = 1.0
 """Seconds that a killed process gets to vanish."""
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # of chroot, env and shells
+
+_CHROOT: Final = shutil.which("chroot", path=os.defpath + ":/usr/sbin:/sbin") or "/usr/sbin/chroot"
+"""Our image's own, found before the host's PATH is given to it."""
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +81,7 @@ class Runner:
     @property
     def prefix(self) -> tuple[str, ...]:
         """What stands before each command."""
-        return () if self.node.root == "/" else ("chroot", self.node.root)
+        return () if self.node.root == "/" else (_CHROOT, self.node.root)
 
     @property
     def environ(self) -> dict[str, str]:
