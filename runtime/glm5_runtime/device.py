@@ -12,9 +12,11 @@ import os
 import re
 import stat
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from glm5_runtime.versions import Stack, misfits, read_cann, read_driver, read_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +31,14 @@ _NPU_SMI_SECONDS = 20  # it answers in under one second, and can hang for ever o
 
 class DeviceUnusable(Exception):  # noqa: N818 - a state of the machine
     """The device asked for can't be used here; the message lists what is missing and how to supply it."""
+
+    exit_code = 2
+
+
+class VersionsDoNotFit(DeviceUnusable):
+    """All is there, and of different sets: driver, CANN, torch_npu or chip. Only another image or driver helps."""
+
+    exit_code = 9
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class HostFacts:
     assigned: str = (
         ""  # ASCEND_VISIBLE_DEVICES: the cards that the device plugin or the container runtime gave this process; empty for none
     )
+    stack: Stack = field(default_factory=Stack)
 
     @property
     def has_card(self) -> bool:
@@ -85,9 +96,10 @@ def choose(requested: str, facts: HostFacts) -> Choice:
     """
     lacking = npu_lacks(facts)
     missing = "\n".join(f"  - {item}" for item in lacking)
+    unusable = VersionsDoNotFit if lacking and len(lacking) == len(misfits(facts.stack)) else DeviceUnusable
     if requested == "npu":
         if lacking:
-            raise DeviceUnusable(f"--device npu can't be used here:\n{missing}")
+            raise unusable(f"--device npu can't be used here:\n{missing}")
         return Choice("npu", f"asked for, {len(facts.nodes)} device nodes are usable")
     if requested == "cuda":
         if not facts.cuda:
@@ -99,7 +111,7 @@ def choose(requested: str, facts: HostFacts) -> Choice:
         return Choice("npu", f"auto: {len(facts.nodes)} NPU device nodes are usable")
     if facts.has_card:
         card = f"ASCEND_VISIBLE_DEVICES={facts.assigned}" if facts.assigned else ", ".join(node.path for node in facts.nodes[:3])
-        raise DeviceUnusable(
+        raise unusable(
             f"a card is held for this process ({card}) and can't be used:\n{missing}\n"
             "  To serve on the CPU all the same, say so: --device cpu or GLM5_DEVICE=cpu"
         )
@@ -134,7 +146,7 @@ def npu_lacks(facts: HostFacts) -> tuple[str, ...]:
         lacking.append(f"CANN: libascendcl.so is neither in {facts.cann_home}/lib64 nor on LD_LIBRARY_PATH; source CANN's set_env.sh")
     if facts.torch_npu is None:
         lacking.append("torch_npu: not installed; in a clone: pip install '.[npu]' brings the version that fits torch")
-    return tuple(lacking)
+    return (*lacking, *(f"versions: {misfit}" for misfit in misfits(facts.stack)))
 
 
 def environment(choice: Choice, facts: HostFacts, environ: Mapping[str, str]) -> dict[str, str]:
@@ -217,17 +229,27 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
     if home:
         libraries.append(Path(home) / "lib64")
     assigned = environ.get("ASCEND_VISIBLE_DEVICES", "").strip()
+    npu_map, torch_npu = _npu_map(environ) if cards else "", _installed("torch_npu")
+    stack = Stack(
+        driver=read_driver(root),
+        cann=read_cann(home),
+        torch=_installed("torch"),
+        torch_npu=torch_npu,
+        kernels=read_kernels(home),
+        chips=tuple(chip.name for chip in parse_npu_map(npu_map)),
+    )
     return HostFacts(
         driver=(root / _DRIVER).is_dir(),
         nodes=tuple(_node(path, root) for path in cards),
         managers=tuple(_node(path, root) for path in managers),
         cann_home=home,
         ascendcl=any((folder / "libascendcl.so").exists() for folder in libraries),
-        torch_npu=_installed("torch_npu"),
+        torch_npu=torch_npu,
         cuda=any(dev.glob("nvidia[0-9]*")) and not (_installed("torch") or "+cpu").endswith("+cpu"),
         user=f"uid {os.getuid()}, groups {','.join(str(group) for group in sorted({os.getgid(), *os.getgroups()}))}",
-        npu_map=_npu_map(environ) if cards else "",
+        npu_map=npu_map,
         assigned="" if assigned == _NO_CARD else assigned,
+        stack=stack,
     )
 
 

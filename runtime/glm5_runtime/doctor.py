@@ -16,32 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 from glm5_runtime import device as devices
 from glm5_runtime.ops.kernels import KERNELS
+from glm5_runtime.versions import MADE_FOR_CANN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ALL_RIGHT, SOME_PLAIN, NO_NPU = 0, 1, 3
 """Exit codes: every operator runs in its kernel and agrees with the reference; some don't; no NPU is usable here."""
-MADE_FOR_CANN = "9.1.0"
 _SECONDS = 600  # the first call of every kernel loads it
-_VERSION_FILES = {
-    "driver": ("usr/local/Ascend/driver/version.info",),
-    "cann": ("ascend_toolkit_install.info", f"{platform.machine()}-linux/ascend_toolkit_install.info", "opp/version.info", "version.cfg"),
-}
 
 
 def examine(environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, Any]:
     """Everything that `doctor` shows; `root` is the machine's."""
     facts = devices.read_host(environ, root)
     lacking = devices.npu_lacks(facts)
-    cann = Path(facts.cann_home) if facts.cann_home else None
     probe = _probe(environ, facts, usable=not lacking)
     operators = [{"name": name, "kernels": list(names), **_state(name, probe)} for name, names in KERNELS.items()]
     report: dict[str, Any] = {
         "npu_usable": not lacking,
         "lacking": list(lacking),
-        "driver": {"present": facts.driver, "version": _read_version(root, _VERSION_FILES["driver"])},
-        "cann": {"home": facts.cann_home, "version": _read_version(cann, _VERSION_FILES["cann"]), "made_for": MADE_FOR_CANN},
+        "driver": {"present": facts.driver, "version": facts.stack.driver},
+        "cann": {"home": facts.cann_home, "version": facts.stack.cann, "made_for": MADE_FOR_CANN},
         "python": platform.python_version(),
         "torch": {"version": _installed("torch"), "made_for": _pinned("torch")},
         "torch_npu": {"version": facts.torch_npu, "made_for": _pinned("torch_npu"), "error": probe.get("error")},
@@ -109,20 +104,6 @@ def _verdict(report: Mapping[str, Any], facts: devices.HostFacts) -> str:
     if facts.has_card:
         return "a card is held for this process and can't be used; `serve` ends unless --device cpu asks for the CPU"
     return f"no NPU is usable here; `serve` takes {'CUDA' if facts.cuda else 'the CPU'}"
-
-
-def _read_version(folder: Path | None, names: tuple[str, ...]) -> str | None:
-    """The value of `version=` in the first of these files that has one."""
-    for name in names if folder is not None else ():
-        try:
-            lines = (folder / name).read_text(errors="replace").splitlines() if folder else []
-        except OSError:
-            continue
-        for line in lines:
-            key, _, value = line.partition("=")
-            if key.strip().lower() in {"version", "runtime_running_version"} and value.strip():
-                return value.strip().strip("[]").rpartition(":")[2]
-    return None
 
 
 def _installed(package: str) -> str | None:

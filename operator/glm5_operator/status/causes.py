@@ -27,6 +27,7 @@ class Reason(StrEnum):
     PODS_REFUSED = "PodsRefused"
     # A container can't start, or doesn't stay.
     OUT_OF_MEMORY = "OutOfMemory"
+    VERSIONS = "VersionsDoNotFit"
     ENGINE_CRASHING = "EngineCrashing"
     STARTUP_TIMEOUT = "StartupTimeout"
     IMAGE_NAME_INVALID = "InvalidImageName"
@@ -73,6 +74,7 @@ _PATIENCE: dict[Reason, timedelta | None] = {
     Reason.IMAGE_NAME_INVALID: AT_ONCE,
     Reason.CONTAINER_CONFIG: AT_ONCE,
     Reason.DEADLINE_EXCEEDED: AT_ONCE,
+    Reason.VERSIONS: AT_ONCE,
     # Things that are often applied a moment later, or a registry that hiccups.
     Reason.QUOTA_EXCEEDED: SOON,
     Reason.SERVICE_ACCOUNT_MISSING: SOON,

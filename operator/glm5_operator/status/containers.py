@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 HOPELESS_RUNS = 3
 """Restarts after which a container that never became ready in its last run is told as Stalled. It still heals by itself."""
 
+WRONG_VERSIONS = 9
+"""Exit code of `glm5-runtime` on a machine whose driver or cards don't fit the image; `tests/contract` holds it to the runtime's own."""
+
 LOG_LINES = 5
 LOG_CHARACTERS = 600
 
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\S\n\t ]|[\x00-\x08\x0b-\x1f\x7f]")
+_MISFIT = re.compile(r"versions: (found [^\n\x00-\x1f]{1,400})")
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(?:: (?:ErrImagePull: )?)?')
 _DENIED = re.compile(r"unauthorized|denied|forbidden|no basic auth|authorization failed|401|403", re.IGNORECASE)
 _ABSENT = re.compile(r"not found|manifest unknown|404", re.IGNORECASE)
@@ -112,6 +116,9 @@ def _ended(ended: Mapping[str, Any], state: Mapping[str, Any], pod: Mapping[str,
             f"see why loading is slow, or raise spec.startup.timeout{_log_tail(ended)}"
         )
         return Cause(Reason.STARTUP_TIMEOUT, message, since, hopeless)
+    if code == WRONG_VERSIONS and (misfit := _MISFIT.search(str(ended.get("message") or ""))):
+        node = (pod.get("spec") or {}).get("nodeName", "?")
+        return Cause(Reason.VERSIONS, f"container {name} doesn't run on node {node}: {misfit[1]}", since)
     how = f"exit code {code} ({ended.get('reason') or 'no reason'})" if code is not None else "no exit code reported"
     hint = "; it was killed from outside: by its liveness probe, or by the node for lack of memory" if code == 137 else ""
     tail = _log_tail(ended)

@@ -64,6 +64,7 @@ _EXIT_CODES: Final = {
     6: Cause.RANK_LOST,
     7: Cause.SUPERSEDED,
     8: Cause.REWARD,
+    9: Cause.CONFIGURATION,
 }
 """Of `glm5-runtime train`; `tests/contract` holds them to the runtime's own table."""
 

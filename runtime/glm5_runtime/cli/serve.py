@@ -171,7 +171,7 @@ def serve(  # noqa: PLR0917 - typer makes one option of each argument
         choice = devices.choose(arguments.device, facts)
     except (ArgumentFaults, devices.DeviceUnusable) as error:
         typer.echo(f"glm5-runtime serve can't start:\n{error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(getattr(error, "exit_code", 2)) from None
     os.environ.update(devices.environment(choice, facts, os.environ))
     sys.exit(_serve(arguments, key, choice))
 

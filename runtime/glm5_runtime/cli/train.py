@@ -33,8 +33,8 @@ def train(
     With NPROC_PER_NODE above 1 it starts that many ranks and waits for them; NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT are torchrun's.
 
     Exit code: 0 done, 2 the settings or the model can't be used, 3 the data can't, 4 numbers that aren't finite, 5 the disk,
-    6 a rank elsewhere is gone or never came, 7 a later attempt has the folders, 8 nobody gave rewards, 143 asked to stop; a run that
-    ended with 5, 6, 8 or 143 goes on when it is started again.
+    6 a rank elsewhere is gone or never came, 7 a later attempt has the folders, 8 nobody gave rewards, 9 driver, CANN, torch_npu
+    and cards don't fit together, 143 asked to stop; a run that ended with 5, 6, 8 or 143 goes on when it is started again.
     """
     from glm5_runtime.config import ConfigError  # keeps `--help` instant
     from glm5_runtime.train.config import read_config
@@ -61,7 +61,7 @@ def train(
             raise ConfigError(f"--log-level: {log_level} is none of debug, info, warning, error")
     except (ConfigError, devices.DeviceUnusable) as error:
         typer.echo(f"glm5-runtime train can't start:\n{error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(getattr(error, "exit_code", 2)) from None
     os.environ.update(devices.environment(choice, facts, os.environ))
     from glm5_runtime.server import logs
 
