@@ -50,6 +50,17 @@ class Auditor:
             exempt=self.exempt,
         )
 
+    def moves(self, pool: str) -> list[dict[str, Any]]:
+        """Nodes on their way to a pool, as their AscendNodes tell."""
+        found = []
+        for node in self.facts.nodes():
+            if node.assigned == pool and node.labels.get(names.POOL_LABEL) != pool:
+                status = (self.cache.get(names.NODE_KIND, "", node.name) or {}).get("status") or {}
+                if move := status.get("move"):
+                    fields = ("origin", "state", "since", "started", "reason", "message")
+                    found.append({"node": node.name, **{name: move[name] for name in fields if name in move}})
+        return found
+
     async def evict(self, violations: Iterable[Mapping[str, Any]], now: datetime) -> list[ApiFailure]:
         """Ask the pods of these entries of a status to end, as far as they have been told for long enough."""
         failures = []

@@ -17,9 +17,11 @@ from pydantic import ValidationError
 
 from glm5_operator.api import names
 from glm5_operator.api.node import RemedyReport
+from glm5_operator.controllers.moves import Moves, resting, status_of
 from glm5_operator.controllers.taints import with_health_taint
 from glm5_operator.controllers.traffic import Traffic
 from glm5_operator.health import memory as memories
+from glm5_operator.health.handover import Stepped
 from glm5_operator.health.policy import Policy
 from glm5_operator.health.remedy import decide
 from glm5_operator.health.types import NodeHealth, Product
@@ -88,19 +90,25 @@ class NodeController:
                 return _outcome([failure] if failure else [], self.resync)
         async with self.pools[pool.pool.metadata.name]:
             seen = await self._observe(node, ascend_node, pool.pool, now)
-            decision = self._decide(seen, now)
-            status = node_status(ascend_node, seen.health, decision, now)
+            move = self._moves.step(ascend_node, pool.pool.metadata.name, seen.health, seen.policy, memory=seen.memory, now=now)
+            decision = resting(seen.memory, move) if move.holds else self._decide(seen, now)
+            status = node_status(ascend_node, seen.health, decision, now) | status_of(move)
             failures = await self._remember(seen, decision, status, now)
             if not failures:
                 # Under the lock too: who is the last one of a service in traffic is counted from the pods.
                 failures = await self._traffic.set(decision.quiesce, decision.return_to_traffic)
         if not failures:
-            failures = await self._act(seen, decision)
+            failures = await self._act(seen, decision) + await self._moves.act(key.name, move)
         self._tell(seen, decision)
-        return _outcome(failures, min(decision.requeue_after or self.resync, self.resync))
+        self._moves.tell(ascend_node, move)
+        return _outcome(failures, min(decision.requeue_after or self.resync, move.requeue_after or self.resync, self.resync))
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
         """The status tells how far the remedy is, and its conditions why; a failure of the API server is nothing to add to it."""
+
+    @property
+    def _moves(self) -> Moves:
+        return Moves(self.cache, self.applier, self.events, self.facts, self.remedies)
 
     @property
     def _traffic(self) -> Traffic:
@@ -133,7 +141,8 @@ class NodeController:
 
     async def _remember(self, seen: _Seen, decision: Decision, status: dict[str, Any], now: datetime) -> list[ApiFailure]:
         ours = {name: value for name, value in (seen.ascend_node.get("status") or {}).items() if name in OURS}
-        failure = await self.applier.write_status({**seen.ascend_node, "status": ours}, status)
+        moved = ours.get("move") != status.get("move")  # its new pool shows it, too
+        failure = await self.applier.write_status({**seen.ascend_node, "status": ours}, status, tell=moved)
         if failure is not None:
             return [failure]
         self.remedies.note(seen.pool.metadata.name, seen.health, seen.memory, decision, now)
@@ -171,7 +180,7 @@ class NodeController:
             *await self._traffic.set((), quiet),
             await self.applier.patch_node(node, labels={}, taints=with_health_taint(node, None)),
         ]
-        failures = [failure for failure in found if failure is not None]
+        failures = [failure for failure in found if failure is not None] + await self._moves.act(node["metadata"]["name"], Stepped())
         if not failures and (failure := await self.applier.delete(ascend_node)):
             failures.append(failure)
         return _outcome(failures, self.resync)

@@ -54,7 +54,7 @@ class PoolController:
         plan = _unreadable(stated) if isinstance(stated, InvalidObjectError) else await self._plan(stated)
         audit = Audit() if isinstance(stated, InvalidObjectError) else self.auditor.audit(stated, plan, now)
         failures = await self._apply(key.name, plan.changes)
-        report = pool_status(pool, plan, audit, [failure.message for failure in failures], now)
+        report = pool_status(pool, plan, audit, [failure.message for failure in failures], now, moves=self.auditor.moves(key.name))
         refused = await self.applier.write_status(pool, report.status)
         self._tell(pool, report)
         if not isinstance(stated, InvalidObjectError) and stated.spec.enforcement == "Evict":

@@ -24,10 +24,15 @@ def with_health_taint(node: Mapping[str, Any], value: str | None) -> list[dict[s
     return _with(node, names.HEALTH_TAINT, value)
 
 
+def with_move_taint(node: Mapping[str, Any], pool: str | None) -> list[dict[str, Any]] | None:
+    """The node's taints with that of its way to `pool`, or without it; None when that is what they are."""
+    return _with(node, names.MOVE_TAINT, pool)
+
+
 def without_taints(node: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The node's taints without any of ours; None when there is none."""
     present = (node.get("spec") or {}).get("taints") or ()
-    kept = [dict(taint) for taint in present if taint.get("key") not in {names.ROLE_TAINT, names.HEALTH_TAINT}]
+    kept = [dict(taint) for taint in present if taint.get("key") not in {names.ROLE_TAINT, names.HEALTH_TAINT, names.MOVE_TAINT}]
     return kept if len(kept) != len(present) else None
 
 

@@ -34,6 +34,8 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
     kind = resource["kind"]
     if kind == kinds.ASCEND_NODE.name:
         yield key_of(resource), 0.0
+        if target := ((resource.get("status") or {}).get("move") or {}).get("target"):
+            yield Key(kinds.POOL.name, "", target), settle  # it shows who is on the way to it
     elif kind == kinds.MIND_CLUSTER_MAP.name:
         if node := node_of_map(resource["metadata"]["name"]):
             yield Key(names.NODE_KIND, "", node), 0.0

@@ -56,9 +56,10 @@ class NodeFacts:
         product: see `product.product_of`; None when nothing on the node tells.
         allocatable: extended resources (`product.extended_resources`), as counts.
         ready: the node's Ready condition is True.
-        schedulable: neither cordoned nor in remedy.
+        schedulable: neither cordoned, nor in remedy, nor on its way to another pool.
         held: NPU cards (dies on A3) that pods on the node hold, ours and others' alike.
         taints: the keys and values of its taints with effect NoSchedule or NoExecute, as `key=value`.
+        assigned: the pool that names.MOVE_ANNOTATION says, whatever selects the node; empty for none.
         driver: HDK version, from the device plugin's label or the node agent; empty when nobody has read it.
     """
 
@@ -71,6 +72,7 @@ class NodeFacts:
     held: int = 0
     taints: frozenset[str] = frozenset()
     driver: str = ""
+    assigned: str = ""
 
 
 @dataclass(frozen=True, slots=True)

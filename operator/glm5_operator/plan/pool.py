@@ -75,10 +75,15 @@ def owner_of(node: NodeFacts, all_pools: Iterable[NPUPool]) -> str | None:
     """The pool that has a node: of those that select it, the one whose label it carries, else the oldest, else the first by name.
 
     The label comes first, so that an owner never changes because of a restored backup or a second pool: cards must be drained in between.
-    A pool that is being deleted claims nothing.
+    A node that is assigned to a pool by its annotation belongs there whatever selects it, but not before it has been drained: until the
+    label says so, whoever has it keeps it. A pool that is being deleted claims nothing.
     """
-    claims = [pool for pool in all_pools if selects(pool, node)]
-    carried = node.labels.get(names.POOL_LABEL)
+    pools, carried = tuple(all_pools), node.labels.get(names.POOL_LABEL)
+    if node.assigned:
+        alive = {pool.metadata.name for pool in pools if pool.metadata.deletion_timestamp is None}
+        if node.assigned in alive:
+            return carried if carried in alive else node.assigned
+    claims = [pool for pool in pools if selects(pool, node)]
     if any(pool.metadata.name == carried for pool in claims):
         return carried
     oldest = min(claims, key=lambda pool: (pool.metadata.creation_timestamp, pool.metadata.name), default=None)
@@ -108,7 +113,9 @@ def plan_pool(pool: NPUPool, all_pools: Iterable[NPUPool], nodes: tuple[NodeFact
     name = pool.metadata.name
     owners = {node.name: owner_of(node, pools) for node in nodes}
     mine = tuple(node for node in nodes if owners[node.name] == name)
-    conflicts = {node.name: owner for node in nodes if selects(pool, node) and (owner := owners[node.name]) not in {None, name}}
+    conflicts = {
+        node.name: owner for node in nodes if selects(pool, node) and (owner := owners[node.name]) not in {None, name, node.assigned}
+    }
     taint = names.role_taint_value(pool.spec.role) if pool.spec.taint and not intolerant else None
     kept = tuple(change for node in mine if (change := NodeChange(node.name, name, taint)) != _present(node))
     left = tuple(node for node in nodes if owners[node.name] is None)

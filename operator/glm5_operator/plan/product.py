@@ -107,16 +107,21 @@ def node_facts(node: Mapping[str, Any], held: int = 0) -> NodeFacts:
         product=product_of(labels, allocatable),
         allocatable=allocatable,
         ready=conditions.get("Ready") == "True",
-        schedulable=not (spec.get("unschedulable", False) or is_in_remedy(node)),
+        schedulable=not (spec.get("unschedulable", False) or is_in_remedy(node) or _is_moving(node)),
         held=held,
         taints=frozenset(f"{entry.get('key', '')}={entry.get('value', '')}" for entry in taints),
         driver=str(labels.get(DRIVER_LABEL, "")),
+        assigned=str((metadata.get("annotations") or {}).get(names.MOVE_ANNOTATION, "")),
     )
 
 
 def is_in_remedy(node: Mapping[str, Any]) -> bool:
     """Whether the operator keeps new pods away from the node because of its cards."""
     return any(entry.get("key") == names.HEALTH_TAINT for entry in (node.get("spec") or {}).get("taints") or ())
+
+
+def _is_moving(node: Mapping[str, Any]) -> bool:
+    return any(entry.get("key") == names.MOVE_TAINT for entry in (node.get("spec") or {}).get("taints") or ())
 
 
 def _first(table: Iterable[tuple[re.Pattern[str], Product]], text: str) -> Product | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CARDS_HEALTHY: Final = "CardsHealthy"
 FACTS_FRESH: Final = "FactsFresh"
 QUARANTINED: Final = "Quarantined"
-OURS: Final = ("remedy", "conditions")
+OURS: Final = ("remedy", "move", "conditions")
 """Fields of the status that the operator writes."""
 
 _MOST_NAMED: Final = 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.api.pool_status import MOST_HOLDERS, MOST_VIOLATIONS
+from glm5_operator.api.pool_status import MOST_HOLDERS, MOST_MOVES, MOST_VIOLATIONS
 from glm5_operator.status import conditions as c
 from glm5_operator.status.conditions import Condition, Truth
 
@@ -34,8 +34,19 @@ class PoolReport:
     stalled: bool
 
 
-def pool_status(pool: Mapping[str, Any], plan: PoolPlan, audit: Audit, faults: Sequence[str], now: datetime) -> PoolReport:
-    """Compute the status. `pool` is the object as the API server gave it; `faults` are nodes' failed writes, in the server's words."""
+def pool_status(
+    pool: Mapping[str, Any], plan: PoolPlan, audit: Audit, faults: Sequence[str], now: datetime, *, moves: Sequence[dict[str, Any]] = ()
+) -> PoolReport:
+    """Compute the status.
+
+    Args:
+        pool: the object as the API server gave it.
+        plan: what is wanted of its nodes.
+        audit: who holds its cards.
+        faults: nodes' failed writes, in the server's words.
+        now: with a time zone.
+        moves: nodes on their way to it.
+    """
     verdict = _verdict(pool, plan, faults)
     previous = pool.get("status") or {}
     generation = pool["metadata"]["generation"]
@@ -49,6 +60,7 @@ def pool_status(pool: Mapping[str, Any], plan: PoolPlan, audit: Audit, faults: S
         "holders": [_holder(holding) for holding in audit.holdings[:MOST_HOLDERS]],
         "moreHolders": max(0, len(audit.holdings) - MOST_HOLDERS) or None,
         "violations": _violations(audit, previous.get("violations") or (), now),
+        "moves": list(moves[:MOST_MOVES]),
         "conflicts": [{"node": node, "pool": owner} for node, owner in sorted(plan.conflicts.items())][:MOST_CONFLICTS],
         "conditions": c.dated((*verdict, _conflict(plan), _violated(audit)), previous.get("conditions") or (), generation, now),
     }

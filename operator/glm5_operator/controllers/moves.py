@@ -1,0 +1,113 @@
+"""Carries a node's way to another pool into the cluster: what is wanted is read from its annotation, what `health.handover` says is done.
+
+Used by the node controller, in whose pass a move is one step: while it holds the node, the remedy rests. The way is in the AscendNode's
+status before anything is done, so a new operator goes on where the last one ended; a person stops it by taking the annotation off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glm5_operator.api import names
+from glm5_operator.controllers.taints import with_move_taint
+from glm5_operator.health import way as ways
+from glm5_operator.health.decision import Decision, Step
+from glm5_operator.health.handover import Stepped, Wanted, step
+from glm5_operator.kube import kinds
+from glm5_operator.plan.offer import Offer, offer_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from glm5_operator.controllers.facts import Facts
+    from glm5_operator.controllers.remedies import Remedies
+    from glm5_operator.health.memory import Memory
+    from glm5_operator.health.policy import Policy
+    from glm5_operator.health.types import NodeHealth
+    from glm5_operator.kube import ApiFailure, Applier, Cache, Events, Resource
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Moves of nodes between pools."""
+
+    cache: Cache
+    applier: Applier
+    events: Events
+    facts: Facts
+    remedies: Remedies
+
+    def step(self, ascend_node: Resource, pool: str, health: NodeHealth, policy: Policy, *, memory: Memory, now: datetime) -> Stepped:
+        """What to do about the move of a node of `pool`, if there is one."""
+        way = ways.load((ascend_node.get("status") or {}).get("move"))
+        target = self._target(health.name)
+        if way is None and target in {"", pool}:
+            return Stepped()
+        remedy = "" if memory.state == "Healthy" else memory.state
+        wanted = Wanted(pool, target, self._refusal(target, health), remedy, self._others(pool, health.name))
+        return step(health, way, wanted, policy, now)
+
+    async def act(self, name: str, done: Stepped) -> list[ApiFailure]:
+        """The taint that keeps new pods away, and at the end the label."""
+        node = self.cache.get(kinds.NODE.name, "", name)
+        if node is None:
+            return []
+        holds = done.way is not None and done.holds and not done.arrived
+        labels: dict[str, str | None] = {names.POOL_LABEL: done.way.target} if done.way is not None and done.arrived else {}
+        failure = await self.applier.patch_node(
+            node, labels=labels, taints=with_move_taint(node, done.way.target if done.way is not None and holds else None)
+        )
+        return [] if failure is None else [failure]
+
+    def tell(self, ascend_node: Resource, done: Stepped) -> None:
+        """An Event for each step."""
+        before, after = ways.load((ascend_node.get("status") or {}).get("move")), done.way
+        if after is None and before is not None:
+            arrived = self._label(ascend_node["metadata"]["name"]) == before.target
+            word = f"it belongs to pool {before.target} now" if arrived else f"no longer on its way to pool {before.target}"
+            self.events.normal(ascend_node, "Moved" if arrived else "MoveStopped", word)
+        elif after is not None and (before is None or (before.state, before.reason) != (after.state, after.reason)):
+            record = self.events.warning if after.state == "Blocked" else self.events.normal
+            record(ascend_node, f"Move{after.state}", f"to pool {after.target}: {after.reason}: {after.message}")
+
+    def _target(self, node: str) -> str:
+        found = self.cache.get(kinds.NODE.name, "", node) or {"metadata": {}}
+        return str((found["metadata"].get("annotations") or {}).get(names.MOVE_ANNOTATION, ""))
+
+    def _label(self, node: str) -> str:
+        found = self.cache.get(kinds.NODE.name, "", node) or {"metadata": {}}
+        return str((found["metadata"].get("labels") or {}).get(names.POOL_LABEL, ""))
+
+    def _refusal(self, target: str, health: NodeHealth) -> str:
+        if not target:
+            return ""
+        pool = self.facts.pool(target)
+        if pool is None:
+            return f"there is no NPUPool {target}: create it, or move the node to another one"
+        offer = offer_of(pool)
+        product = offer.product if isinstance(offer, Offer) else None
+        if product is not None and health.product is not None and product is not health.product:
+            return f"pool {target} has nodes of {product}, and this one is {health.product}: move it to a pool of its product"
+        return ""
+
+    def _others(self, pool: str, node: str) -> int:
+        """Other nodes of the pool that a remedy or a move has taken out of service."""
+        moving = 0
+        for other in self.cache.nodes(pool):
+            name, taints = other["metadata"]["name"], (other.get("spec") or {}).get("taints") or ()
+            moving += name != node and any(taint.get("key") == names.MOVE_TAINT for taint in taints)
+        return moving + self.remedies.out_of_service(pool, besides=node)
+
+
+def status_of(done: Stepped) -> dict[str, Any]:
+    """The part of the AscendNode's status."""
+    report = ways.dump(done.way)
+    return {} if report is None else {"move": report}
+
+
+def resting(memory: Memory, done: Stepped) -> Decision:
+    """The remedy's answer while a move holds the node: all as it was, and the move's own evictions and reset."""
+    return Decision(
+        memory, Step.NO_ACTION, memory.reason, memory.message, evict=done.evict, reset=done.reset, requeue_after=done.requeue_after
+    )
