@@ -22,8 +22,11 @@ class PodResources:
     socket: Path
     file: Path
 
-    def say(self, pods: list[dict[str, Any]] | None = None, *, refuse: str = "") -> None:
-        self.file.write_text(json.dumps({"refuse": refuse, "pods": pods or []}))
+    def say(self, pods: list[dict[str, Any]] | None = None, *, allocatable: list[str] | None = None, refuse: str = "") -> None:
+        """What it answers from now on; without `allocatable` it knows that question as little as an old kubelet."""
+        draft = self.file.with_suffix(".draft")
+        draft.write_text(json.dumps({"refuse": refuse, "allocatable": allocatable, "pods": pods or []}))
+        draft.replace(self.file)
 
 
 def pod(

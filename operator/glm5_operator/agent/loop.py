@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -79,7 +80,10 @@ class Loop:
         resets: Resets | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._collector, self._rare, self._api = settings, collector, rare, api
+        # Agents that were started together, by an update say, give their signs of life apart.
+        spread = random.uniform(0.9, 1.0)  # noqa: S311 - spreads load, guards nothing
+        self._settings = replace(settings, every=replace(settings.every, heartbeat=spread * settings.every.heartbeat))
+        self._collector, self._rare, self._api = collector, rare, api
         self.resets = resets
         self._clock = clock
         self._read: NodeFactsReport | None = None

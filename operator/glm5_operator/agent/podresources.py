@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIST: Final = "/v1.PodResourcesLister/List"
+ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 SOCKET: Final = "pod-resources/kubelet.sock"
 VENDOR: Final = "huawei.com/"
 _CARD = re.compile(r"[A-Za-z][A-Za-z0-9]*-(\d+)")
@@ -37,7 +38,7 @@ class Allocations:
 
     Attributes:
         holders: by physical id.
-        virtual: a pod holds a vNPU.
+        virtual: the node offers vNPUs, or a pod holds one.
         unclear: devices of the vendor's whose card can't be told by their names; a card without a holder isn't surely free then.
     """
 
@@ -56,24 +57,34 @@ class Device:
 
 
 async def allocations(socket: str, limit: float) -> Allocations:
-    """Ask kubelet.
+    """Ask kubelet who holds what, and whether it has vNPUs to give; the second question may go unanswered (before Kubernetes 1.23).
 
     Raises:
         PodResourcesError: It didn't answer in time, refused, or sent what can't be read.
     """
     # A local socket has no TLS; verify would load all public authorities each time.
     transport = httpx.AsyncHTTPTransport(uds=socket, http1=False, http2=True, verify=False)
-    headers = {"content-type": "application/grpc", "te": "trailers"}
     try:
         async with httpx.AsyncClient(transport=transport, timeout=limit, trust_env=False) as client:
-            answer = await client.post(f"http://kubelet{LIST}", content=struct.pack(">BI", 0, 0), headers=headers)
+            given = sort_out(devices(await _call(client, LIST, socket)))
+            try:
+                offered = any(_VIRTUAL.search(_one(entry, 1)) for entry in _all(await _call(client, ALLOCATABLE, socket), 1))
+            except PodResourcesError:
+                offered = False
     except httpx.HTTPError as problem:
         raise PodResourcesError(f"{socket}: {str(problem) or type(problem).__name__}") from problem
+    return replace(given, virtual=given.virtual or offered)
+
+
+async def _call(client: httpx.AsyncClient, method: str, socket: str) -> bytes:
+    """The message that answers an empty one."""
+    headers = {"content-type": "application/grpc", "te": "trailers"}
+    answer = await client.post(f"http://kubelet{method}", content=struct.pack(">BI", 0, 0), headers=headers)
     status = answer.headers.get("grpc-status", "0")
     if answer.status_code != httpx.codes.OK or status != "0":
         words = unquote(answer.headers.get("grpc-message", ""))
         raise PodResourcesError(f"{socket}: HTTP {answer.status_code}, gRPC status {status} {words}".rstrip())
-    return sort_out(devices(_message(answer.content)))
+    return _message(answer.content)
 
 
 def sort_out(given: Iterator[Device]) -> Allocations:

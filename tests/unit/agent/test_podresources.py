@@ -69,6 +69,25 @@ async def test_devices_of_others_are_passed_over_and_those_that_tell_no_card_are
     assert found.unclear == ("huawei.com/Ascend910B4 NPU-3f2a-77 of team-a/hami",)
 
 
+@pytest.mark.parametrize(
+    ("offered", "virtual"),
+    [
+        (["huawei.com/Ascend910"], False),
+        (["huawei.com/Ascend910", "huawei.com/Ascend910-4c"], True),
+        (["huawei.com/Ascend310P-2c.1cpu"], True),
+    ],
+    ids=str,
+)
+async def test_a_node_that_offers_slices_is_cut_into_vnpus_though_no_pod_holds_one(
+    kubelet: PodResources, offered: list[str], virtual: bool
+) -> None:
+    kubelet.say([pod("a", "Ascend910-0")], allocatable=offered)
+
+    found = await allocations(str(kubelet.socket), LIMIT)
+
+    assert (set(found.holders), found.virtual) == ({0}, virtual)
+
+
 async def test_a_refusal_of_kubelet_is_told_in_its_words(kubelet: PodResources) -> None:
     kubelet.say(refuse="rejected by rate limit: 100 %")
 

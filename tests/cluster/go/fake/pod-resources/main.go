@@ -16,7 +16,8 @@ import (
 )
 
 type answer struct {
-	Refuse string // an error instead of the answer
+	Refuse      string   // an error instead of the answer
+	Allocatable []string // resources that the node has a device of; none says that the question isn't known
 	Pods   []struct {
 		Namespace, Name string
 		Containers      []struct {
@@ -34,17 +35,34 @@ type server struct {
 	file string
 }
 
-func (s *server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+func (s *server) read() (answer, error) {
+	said := answer{}
 	raw, err := os.ReadFile(s.file)
+	if err == nil {
+		err = json.Unmarshal(raw, &said)
+	}
+	if err == nil && said.Refuse != "" {
+		err = status.Error(codes.ResourceExhausted, said.Refuse)
+	}
+	return said, err
+}
+
+func (s *server) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+	said, err := s.read()
+	if err == nil && said.Allocatable == nil {
+		err = status.Error(codes.Unimplemented, "unknown method GetAllocatableResources")
+	}
+	response := &api.AllocatableResourcesResponse{CpuIds: []int64{0, 1}}
+	for _, resource := range said.Allocatable {
+		response.Devices = append(response.Devices, &api.ContainerDevices{ResourceName: resource, DeviceIds: []string{"a-0"}})
+	}
+	return response, err
+}
+
+func (s *server) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	said, err := s.read()
 	if err != nil {
 		return nil, err
-	}
-	said := answer{}
-	if err := json.Unmarshal(raw, &said); err != nil {
-		return nil, err
-	}
-	if said.Refuse != "" {
-		return nil, status.Error(codes.ResourceExhausted, said.Refuse)
 	}
 	response := &api.ListPodResourcesResponse{}
 	for _, pod := range said.Pods {
