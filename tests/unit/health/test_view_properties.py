@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm5_operator.health.types import Grade, NodeHealth, Source, Trust
@@ -79,6 +79,7 @@ def view(ascend_node: Json | None, told: list[Json], ready: bool | None) -> Node
     return node_health({"metadata": {"name": "n1"}}, ascend_node, told, (), agent_ready=ready, now=at())
 
 
+@settings(max_examples=150)
 @given(sources())
 def test_nothing_is_known_without_somebody_who_can_know_it(given_: tuple[Json | None, list[Json], bool | None, str]) -> None:
     ascend_node, told, ready, tool = given_
@@ -98,6 +99,7 @@ def test_nothing_is_known_without_somebody_who_can_know_it(given_: tuple[Json | 
         assert {card.pids for card in found.cards} <= {None}
 
 
+@settings(max_examples=150)
 @given(sources())
 def test_the_two_sources_never_mix(given_: tuple[Json | None, list[Json], bool | None, str]) -> None:
     ascend_node, told, ready, _ = given_
@@ -112,6 +114,7 @@ def test_the_two_sources_never_mix(given_: tuple[Json | None, list[Json], bool |
         assert words <= {"Warning", "Alarm", "Critical", "Down"}
 
 
+@settings(max_examples=150)
 @given(sources())
 def test_no_warning_network_fault_or_unknown_level_ever_asks_for_a_reset(given_: tuple[Json | None, list[Json], bool | None, str]) -> None:
     ascend_node, told, ready, _ = given_
@@ -121,6 +124,7 @@ def test_no_warning_network_fault_or_unknown_level_ever_asks_for_a_reset(given_:
                 assert fault.grade not in {Grade.RESET, Grade.RESET_WHEN_IDLE}
 
 
+@settings(max_examples=150)
 @given(sources())
 def test_the_order_of_the_maps_does_not_matter(given_: tuple[Json | None, list[Json], bool | None, str]) -> None:
     ascend_node, told, ready, _ = given_
