@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from glm5_operator.health.errors import evidence as error_of
 from glm5_operator.health.evidence import Diagnosis, Text
 from glm5_operator.health.node_troubles import node_troubles
 from glm5_operator.health.pains import MOST_LINES, pains
@@ -36,9 +37,17 @@ def _outputs(evidence: Evidence) -> Iterator[Text]:
 
 def _text_troubles(texts: Iterable[Text]) -> Iterator[Diagnosis]:
     for text in texts:
-        for pain in pains():
-            if lines := pain.lines(text.text):
-                yield Diagnosis(pain.name, pain.cause, tuple(f"{text.where}: {line}" for line in lines), pain.fix, pain.certain, pain.links)
+        known = [(pain, lines) for pain in pains() if (lines := pain.lines(text.text))]
+        for pain, lines in known:
+            yield Diagnosis(pain.name, pain.cause, tuple(f"{text.where}: {line}" for line in lines), pain.fix, pain.certain, pain.links)
+        code = error_of(text.text)
+        if (
+            code is not None
+            and code.known
+            and not code.general
+            and not any(code.line in line or line in code.line for _, lines in known for line in lines)
+        ):
+            yield Diagnosis(f"Error{code.code}", f"{code.meaning} ({code.kind.lower()})", (f"{text.where}: {code.line}",), code.fix)
 
 
 def _lacking(evidence: Evidence) -> Iterator[Diagnosis]:

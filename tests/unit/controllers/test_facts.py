@@ -132,3 +132,32 @@ def test_news_of_nodes_pools_and_pods_are_seen() -> None:
 
     cache.drop(a_pool(version=3))
     assert facts.service("inference", ()).pool is None
+
+
+def an_ascend_node(name: str, driver: str | None, version: int = 1) -> Json:
+    facts = {"observedAt": "2026-11-30T12:00:00Z", "tool": {"state": "Working"}, **({"driver": driver} if driver else {})}
+    metadata = {"name": name, "uid": f"agent-{name}", "resourceVersion": str(version)}
+    return {"apiVersion": "glm5.dev/v1alpha1", "kind": "AscendNode", "metadata": metadata, "spec": {}, "status": {"facts": facts}}
+
+
+def drivers(facts: Facts) -> list[str]:
+    found = facts.service("inference", ()).pool
+    return [node.driver for node in found.nodes] if found else []
+
+
+def test_a_nodes_driver_is_the_plugins_label_else_what_the_agent_has_read_as_soon_as_it_has() -> None:
+    labelled = a_node("a", rack="inference")
+    labelled["metadata"]["labels"]["huawei.com/driver.version"] = "25.5.0"
+    cache, facts = filled(a_pool(), labelled, a_node("b", rack="inference"), an_ascend_node("a", "24.1.rc1"))
+    assert drivers(facts) == ["25.5.0", ""]
+    cache.put(an_ascend_node("b", "24.1.rc1"))
+    assert drivers(facts) == ["25.5.0", "24.1.rc1"]
+    cache.put(an_ascend_node("b", "25.2.0", version=2))
+    assert drivers(facts) == ["25.5.0", "25.2.0"]
+
+
+def test_news_of_agents_that_change_no_driver_leave_the_read_nodes_as_they_are() -> None:
+    cache, facts = filled(a_pool(), a_node("b", rack="inference"), an_ascend_node("b", "25.2.0"))
+    before = facts.nodes()[0]
+    cache.put(an_ascend_node("b", "25.2.0", version=2))
+    assert facts.nodes()[0] is before

@@ -122,6 +122,14 @@ def test_a_trouble_in_pod_and_log_is_one() -> None:
     assert len(told.evidence) == 2
 
 
+def test_an_error_code_without_a_trouble_of_its_own_is_told_by_the_table_of_codes_and_a_known_one_not_twice() -> None:
+    told = diagnose(Evidence(texts=(Text("a.log", "RuntimeError: ACL stream synchronize failed, error code:507035"),)))
+    assert [one.name for one in told] == ["Error507035"]
+    assert told[0].evidence == ("a.log: RuntimeError: ACL stream synchronize failed, error code:507035",)
+    told = diagnose(Evidence(texts=(Text("a.log", "aclrtSetDevice failed, error code is 507033"),)))
+    assert [one.name for one in told] == ["DeviceNumbersWrong"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["spec", "status", "containers", "env", "name"]), inner),
