@@ -17,7 +17,7 @@ from glm5_operator.agent.podresources import SOCKET, Allocations, PodResourcesEr
 from glm5_operator.agent.runner import End
 from glm5_operator.api.node_facts import MOST_CARDS, MOST_CODES, MOST_PROBLEMS, CardReport, NodeFactsReport, ToolReport
 from glm5_operator.health.collected import card_report
-from glm5_operator.health.npusmi import parse_health, parse_info, parse_map
+from glm5_operator.health.npusmi import parse_health, parse_info, parse_map, parse_process_memory
 from glm5_operator.health.npusmi.identify import physical_ids
 from glm5_operator.health.npusmi.readings import Layout
 from glm5_operator.health.reading import ToolErrorKind
@@ -40,6 +40,8 @@ ASIDE: Final = 30.0
 """Seconds for which a card that hung isn't asked again."""
 MOST_TEXT: Final = 512
 """Characters of a message or a problem, as the API has it."""
+MOST_PIDS: Final = 64
+"""Processes of a card that are told."""
 AT_ONCE: Final = 4
 """Cards asked side by side."""
 
@@ -58,7 +60,8 @@ class _Memory:
     table: InfoTable | None = None
     mapping: CardMap | None = None
     mapped: frozenset[Chip] | None = None
-    coded: dict[int, tuple[str, float]] = field(default_factory=dict)
+    coded: dict[int, str] = field(default_factory=dict)
+    processes: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     allocations: Allocations | None = None
     allocation_problem: str = ""
     full_at: float | None = None
@@ -97,7 +100,8 @@ class Collector:
                 tool = ToolReport(state="Working", message=f"cards are asked one by one: {memory.hung}", version=self._version())
         else:
             fresh = {}
-        problems += await self._add_codes(fresh, now, again=full)
+        problems += await self._add_codes(fresh, again=full)
+        await self._add_processes(fresh, again=full)
         if full:
             memory.full_at = now
             await self._ask_kubelet()
@@ -164,7 +168,7 @@ class Collector:
             if state is None:
                 return physical, None, f"card {physical}: {problem}"
             before = memory.cards.get(physical) or CardReport(physical=physical, npu=chip[0], chip=chip[1], health="Unknown")
-            memory.coded[physical] = (state.health, now)
+            memory.coded[physical] = state.health
             card = CardReport(
                 physical=physical,
                 npu=chip[0],
@@ -181,10 +185,9 @@ class Collector:
         return cards, [problem for _, _, problem in answers if problem]
 
     async def _health(self, npu: int, chip: int) -> tuple[HealthReading | None, str]:
-        """`-t health` of a chip; None when npu-smi hangs or is busy with it. 950 knows no -c."""
-        table = self._memory.table
+        """`-t health` of a chip; None when npu-smi hangs or is busy with it."""
         words = ("info", "-t", "health", "-i", str(npu))
-        narrow = () if table is not None and table.layout is Layout.SPLIT else ("-c", str(chip))
+        narrow = self._chip(chip)
         key = f"npu-smi info -t health, card {npu}.{chip}"
         answer = await self._runner.run(NPU_SMI, *words, *narrow, limit=self._settings.tool.call_timeout, key=key)
         reading = parse_health(answer.text or answer.said)
@@ -195,7 +198,7 @@ class Collector:
             return None, answer.why
         return reading, reading.error.message if reading.error else "; ".join(str(problem) for problem in reading.problems)
 
-    async def _add_codes(self, cards: dict[int, CardReport], now: float, *, again: bool) -> list[str]:
+    async def _add_codes(self, cards: dict[int, CardReport], *, again: bool) -> list[str]:
         """Fault codes of cards that aren't well: when health changes, and with each full reading."""
         memory, problems = self._memory, list[str]()
         for physical, card in cards.items():
@@ -205,8 +208,7 @@ class Collector:
             if card.codes is not None:
                 continue  # asked a moment ago
             before = memory.cards.get(physical)
-            known = memory.coded.get(physical)
-            if known is not None and known[0] == card.health and not again:
+            if memory.coded.get(physical) == card.health and not again:
                 cards[physical] = card.model_copy(update={"codes": before.codes if before else None})
                 continue
             reading, problem = await self._health(card.npu, card.chip)
@@ -214,9 +216,36 @@ class Collector:
             if state is None:
                 problems.append(f"card {physical}: fault codes can't be read: {problem}")
                 continue
-            memory.coded[physical] = (card.health, now)
+            memory.coded[physical] = card.health
             cards[physical] = card.model_copy(update={"codes": state.codes[:MOST_CODES] or None})
         return problems
+
+    async def _add_processes(self, cards: dict[int, CardReport], *, again: bool) -> None:
+        """Processes of cards of which the table says nothing, as it does where it has no table of processes: with each full reading."""
+        memory = self._memory
+        for physical, card in cards.items():
+            if card.pids is not None:
+                memory.processes.pop(physical, None)
+                continue
+            if again or physical not in memory.processes:
+                memory.processes[physical] = await self._processes(card.npu, card.chip)
+            cards[physical] = card.model_copy(update={"pids": memory.processes[physical]})
+
+    async def _processes(self, npu: int, chip: int) -> tuple[int, ...] | None:
+        """`-t proc-mem` of a chip; None when that can't be read to the last line."""
+        words = ("info", "-t", "proc-mem", "-i", str(npu), *self._chip(chip))
+        answer = await self._runner.run(NPU_SMI, *words, limit=self._settings.tool.call_timeout)
+        reading = parse_process_memory(answer.text)
+        if answer.end is not End.EXITED or not reading.complete:
+            return None
+        pids = tuple(sorted({process.pid for process in reading.processes if process.at.chip in (chip, None)}))[:MOST_PIDS]
+        free = any(at.chip in (chip, None) for at in reading.none_on)
+        return pids if pids or free else None
+
+    def _chip(self, chip: int) -> tuple[str, ...]:
+        """-c and the chip; 950 knows no -c."""
+        table = self._memory.table
+        return () if table is not None and table.layout is Layout.SPLIT else ("-c", str(chip))
 
     # --- kubelet -----------------------------------------------------------------------------------------------------------
 

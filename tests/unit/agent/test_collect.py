@@ -92,6 +92,24 @@ async def test_950_is_asked_without_a_chip(tmp_path: Path) -> None:
     assert [command for command in bench.runner.asked if "health" in command] == ["npu-smi info -t health -i 0"]
 
 
+async def test_processes_are_asked_for_singly_where_the_table_says_nothing_of_them(tmp_path: Path) -> None:
+    bench = Bench.at(tmp_path, A2)  # its process table is missing
+    none = text("t_procmem_none.txt")
+    bench.runner.answers |= {f"npu-smi info -t proc-mem -i {npu} -c 0": exited(none) for npu in range(8)}
+    bench.runner.answers["npu-smi info -t proc-mem -i 2 -c 0"] = exited(
+        "\tNPU ID                         : 2\n\tChip ID                        : 0\n"
+        "\tProcess id:4711    Process name:python            Process memory(MB):60000\n"
+    )
+    bench.runner.answers["npu-smi info -t proc-mem -i 3 -c 0"] = exited("dcmi module initialize failed. ret is -8005\n")
+
+    facts = await bench.collector.read(NOW, 0.0)
+    again = await bench.collector.read(NOW, 2.0)
+
+    assert [card.pids for card in facts.cards] == [(), (), (4711,), None, (), (), (), ()]
+    assert [card.pids for card in again.cards] == [card.pids for card in facts.cards]
+    assert sum("proc-mem" in command for command in bench.runner.asked) == 8
+
+
 # --- the tool fails (C06) ---------------------------------------------------------------------------------------------------
 
 FAILURES = {

@@ -165,6 +165,7 @@ async def test_the_first_reading_is_written_and_then_nothing_until_something_cha
 async def test_a_sign_of_life_is_written_when_the_heartbeat_is_over(agent: Agent) -> None:
     async with running(agent):
         await agent.server.until("the first report", lambda: len(agent.server.written) == 1)
+        await polls(agent, 2)  # the loop has noted when it wrote
         agent.now[0] += agent.loop._settings.every.heartbeat
         await agent.server.until("the sign of life", lambda: len(agent.server.written) == 2)
 
