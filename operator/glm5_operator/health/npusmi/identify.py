@@ -29,7 +29,8 @@ def physical_ids(info: InfoTable, mapping: CardMap | None = None, device_nodes: 
     if found or any(chip for _, chip in chips):
         return found
     as_npu = {(npu, chip): npu for npu, chip in chips}
-    if not device_nodes or set(device_nodes).issuperset(as_npu.values()):
+    if not device_nodes or set(device_nodes) >= set(as_npu.values()):
         return as_npu
     logic = {key: entry.logic for key in chips if (entry := mapped.get(key)) and entry.logic is not None}
-    return logic if set(device_nodes).issuperset(logic.values()) else {}
+    # Logic ids are counted anew when a card vanishes: they are device nodes only while every node has its card.
+    return logic if set(device_nodes) == set(logic.values()) else {}

@@ -25,7 +25,15 @@ _WARNING: Final = re.compile(r"\s*\[WARNING\]:?\s*(.+)")
 
 @dataclass(slots=True)
 class _Table:
-    """What was found so far."""
+    """What was found so far.
+
+    Attributes:
+        first: a chip's first line, until its second one comes.
+        lost: a line among the chips couldn't be read, and may have been one's.
+        below: the process table has begun.
+        block: NPUs whose processes are being listed, since the last rule.
+        broken: a line of that block couldn't be read.
+    """
 
     notes: Notes = field(default_factory=Notes)
     version: str | None = None
@@ -33,7 +41,8 @@ class _Table:
     layout: Layout | None = None
     first: tuple[Line, list[str]] | None = None
     chips: dict[tuple[int, int], ChipRow] = field(default_factory=dict)
-    whole: bool = False
+    lost: bool = False
+    below: bool = False
     processes: list[ProcessRow] = field(default_factory=list)
     free: set[int] = field(default_factory=set)
     block: set[int] = field(default_factory=set)
@@ -58,12 +67,12 @@ def parse_info(text: str) -> InfoTable:
             _end_block(table)
         elif row == "...":
             table.notes.add(line, "rows were left out here by whoever copied it")
-            table.broken = True
+            _broke(table)
         elif len(row) > 1 and row.startswith("|") and row.endswith("|"):
             _row(table, line, [cell.strip() for cell in row[1:-1].split("|")])
         else:
             strangers.append(line)
-            table.broken = True
+            _broke(table)
     _no_second_line(table)
     note_strangers(table.notes, strangers)
     if error is None and not table.chips and not table.notes.found:
@@ -78,7 +87,7 @@ def parse_info(text: str) -> InfoTable:
         processes=tuple(table.processes),
         free_npus=frozenset(table.free - {row.npu for row in table.processes}),
         listed_npus=frozenset(table.listed),
-        whole=table.whole,
+        whole=table.below and not table.lost and error is None,
         warnings=tuple(found[1] for line in text.split("\n") if (found := _WARNING.fullmatch(line.rstrip()))),
     )
 
@@ -93,15 +102,22 @@ def _row(table: _Table, line: Line, cells: list[str]) -> None:
         _second_header(table, line, cells)
     elif "Process id" in cells:
         _no_second_line(table)
-        table.whole = True
-    elif table.whole:
+        table.below = True
+    elif table.below:
         npu = _process(table, line, cells)
         table.broken = table.broken or npu is None
         table.block.update(() if npu is None else (npu,))
     elif table.layout is None:
         table.notes.add(line, "a row before any header that is known")
+        table.lost = True
     else:
         _chip_line(table, line, cells)
+
+
+def _broke(table: _Table) -> None:
+    """A line in between couldn't be read: above the processes it may have been a chip's, below it a process's."""
+    table.broken = table.below
+    table.lost = table.lost or not table.below
 
 
 def _second_header(table: _Table, line: Line, cells: list[str]) -> None:
@@ -115,12 +131,14 @@ def _no_second_line(table: _Table) -> None:
     if table.first is not None:
         table.notes.add(table.first[0], "the chip's second line is missing")
         table.first = None
+        table.lost = True
 
 
 def _chip_line(table: _Table, line: Line, cells: list[str]) -> None:
     ids = 2 if table.layout is Layout.SPLIT else 1
     if len(cells) != ids + 2:
         table.notes.add(line, f"{len(cells)} cells where {ids + 2} belong")
+        table.lost = True
         _no_second_line(table)
         return
     bus = cells[ids]
@@ -131,14 +149,17 @@ def _chip_line(table: _Table, line: Line, cells: list[str]) -> None:
         return
     if table.first is None:
         table.notes.add(line, "the chip's first line is missing")
+        table.lost = True
         return
     first_line, first = table.first
     table.first = None
     chip = _chip(table, first_line, first, line, cells)
     if chip is None:
+        table.lost = True
         return
     if (chip.npu, chip.chip) in table.chips:
         table.notes.add(line, f"NPU {chip.npu} chip {chip.chip} stands here a second time")
+        table.lost = True  # one of both may be another chip with a garbled number
         return
     table.chips[chip.npu, chip.chip] = chip
 

@@ -112,7 +112,8 @@ class InfoTable(Reading):
         processes: what is listed; look at `pids` before concluding that a chip is free.
         free_npus: NPU ids for which the tool said that no process runs on them.
         listed_npus: NPU ids whose processes were all read, up to the rule that ends them.
-        whole: a process table began, so every chip that the tool knows stands above it. Only then a chip that isn't there is missing.
+        whole: all chips that the tool knows are here: a process table follows them, and no line among them was unreadable. Only then a
+            chip that isn't here is missing.
         warnings: what the tool itself warns of, for example a driver package that isn't completely installed.
     """
 

@@ -26,9 +26,10 @@ MOST_PROBLEMS: Final = 64
 ABSENT: Final = frozenset({"", "-", "--", "NA", "N/A"})
 """The tool's ways to say that it has no value."""
 
+# Without a bar or colon: where standard error and the answer met on one line, the answer isn't to be lost without a word.
 _NOISE: Final = (
-    re.compile(r"DrvMng\w+ failed\."),  # the driver's library on standard error, in containers without rights on its log level
-    re.compile(r"\[WARNING\]"),
+    re.compile(r"DrvMng\w+ failed\.[^|:]*"),  # the driver's library on standard error, in containers without rights on its log level
+    re.compile(r"\[WARNING\][^|]*"),
 )
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL: Final = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
@@ -67,7 +68,7 @@ def split(text: str) -> list[Line]:
         Line(number, line[:MOST_CHARACTERS].rstrip().expandtabs(8), number == len(pieces) or len(line) > MOST_CHARACTERS)
         for number, line in enumerate(pieces, 1)
     )
-    return [line for line in numbered if not any(noise.match(line.text.lstrip()) for noise in _NOISE)]
+    return [line for line in numbered if not any(noise.fullmatch(line.text.lstrip()) for noise in _NOISE)]
 
 
 @dataclass(slots=True)

@@ -1,5 +1,7 @@
 """The table of `npu-smi info`: dies, ids, words for health, processes, and what is said when a row can't be read."""
 
+from collections.abc import Callable
+
 import pytest
 
 from glm5_operator.health.npusmi import parse_info, parse_map, physical_ids
@@ -108,6 +110,16 @@ def test_in_a_virtual_machine_the_device_nodes_tell_that_logic_ids_count() -> No
     assert physical_ids(table, None, {0, 1}) == {}
 
 
+def test_in_a_virtual_machine_that_lost_a_card_nobody_knows_which_node_the_other_is() -> None:
+    head, _, _, chip, _ = MAP_OF_THE_VM.splitlines()
+    counted_anew = chip.replace("0                              1", "0                              0")
+    text = case("a2_vm_ids_4_5.txt")
+    table = parse_info(text.replace(text[text.index("| 4 ") : text.index("| 5 ")], ""))
+
+    assert [row.npu for row in table.chips] == [5]
+    assert physical_ids(table, parse_map(f"{head}\n{counted_anew}\n"), {0, 1}) == {}
+
+
 def test_a_vanished_card_moves_no_other_cards_id() -> None:
     text = text_of("synthetic_info_910b3_npu3_missing")
     ids = physical_ids(parse_info(text), parse_map(text_of("map_m_910b4_8card")), {0, 1, 2, 4, 5, 6, 7})
@@ -200,6 +212,7 @@ def test_an_excerpt_without_rules_lists_processes_but_proves_no_card_free() -> N
         "| 3       0                 |               | python3                  | 4096                    |\n",
         "| 3       0                 | 1234          | python3 |\n",
         "Segmentation fault\n",
+        "DrvMngGetConsoleLogLevel failed. (g_conLogLevel=3)| 3       0                 | 1234          | python3 | 4096 |\n",
     ],
 )
 def test_a_row_of_a_process_that_cannot_be_read_leaves_its_card_neither_free_nor_listed(row: str) -> None:
@@ -300,6 +313,42 @@ def test_one_broken_chip_leaves_the_others() -> None:
 
     assert [row.npu for row in table.chips] == [0, 1, 2, 3, 5, 6, 7]
     assert (broken + 1, "no such line is known here") in reasons(table)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda text: text.replace("| 3     910B2 ", "| 3     910B2 |"),
+        lambda text: text.replace("| 3     910B2 ", "| x     910B2 "),
+        lambda text: text.replace("| 0000:C4:00.0  |", "| 0000:C4:0"),
+        lambda text: text.replace("| 3     910B2 ", "dcmi failed\n| 3     910B2 "),
+        lambda text: text.replace("| 3     910B2 ", "| 2     910B2 "),
+        lambda text: text.replace("| 3     910B2 ", "...\n| 3     910B2 "),
+        lambda text: text + "Failed to execute npu-smi info. ret is -8006.\n",
+    ],
+)
+def test_of_a_table_with_an_unreadable_line_among_its_chips_nothing_is_missing(break_it: Callable[[str], str]) -> None:
+    text = case("a2_every_health_word.txt")
+    broken = break_it(text)
+
+    assert broken != text
+    assert parse_info(text).whole
+    assert not parse_info(broken).whole
+
+
+def test_an_unknown_word_or_number_loses_no_chip() -> None:
+    text = case("a2_every_health_word.txt").replace("| Critical ", "| Terrible ").replace("40                0", "4x                0", 1)
+    table = parse_info(text)
+
+    assert len(table.problems) == 2
+    assert table.whole
+
+
+def test_a_broken_process_row_makes_no_chip_missing() -> None:
+    table = parse_info(case("a2_every_health_word.txt").replace("| 812345 ", "| 8123x5 "))
+
+    assert table.problems
+    assert (table.whole, table.pids(1, 0), table.pids(0, 0)) == (True, None, ())
 
 
 def test_a_table_in_another_language_is_no_table() -> None:

@@ -131,6 +131,7 @@ def test_standard_error_in_the_middle_of_a_table_never_changes_a_chip(text: str,
 
     assert all(whole.get((row.npu, row.chip)) == row for row in mixed.chips)
     assert mixed.problems or set(whole) == {(row.npu, row.chip) for row in mixed.chips}
+    assert not mixed.whole or set(whole) == {(row.npu, row.chip) for row in mixed.chips}
 
 
 @given(st.sampled_from([text for text in TABLES if "| OK" in text]), st.text(min_size=1, max_size=12))
@@ -163,8 +164,8 @@ def test_a_text_without_the_sentence_is_never_a_reset_that_succeeded(text: str) 
 @pytest.mark.parametrize(
     "parser", [parse_info, parse_list, parse_map, parse_health, parse_topology, parse_watch, parse_hccn_conf, parse_reset]
 )
-def test_a_text_of_two_megabytes_takes_time_in_proportion(parser: Parser) -> None:
+def test_a_long_text_takes_time_in_proportion(parser: Parser) -> None:
     # The texts on which a pattern with two ways to match would take for ever: the test's limit would end it.
     for piece in ("| 0 ", "a: ", " ", "0/", "[y/n]", "Message : ", "NPU0 ", "=", "Status "):
-        check(parser(piece * (200_000 // len(piece))))
-        check(parser((piece * 20 + "\n") * 2_000))
+        check(parser(piece * (50_000 // len(piece))))
+        check(parser((piece * 20 + "\n") * 500))
