@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -287,6 +288,25 @@ def _slow(facts: NodeFactsReport) -> Iterator[Diagnosis]:
         )
 
 
+def _spread(facts: NodeFactsReport) -> Iterator[Diagnosis]:
+    """A pod whose cards are on several NUMA nodes although one could have held them."""
+    places = Counter(card.numa for card in facts.cards if card.numa is not None and card.numa >= 0)
+    held: dict[str, list[int]] = defaultdict(list)
+    for card in facts.cards:
+        if card.holder is not None and card.numa is not None and card.numa >= 0:
+            held[f"{card.holder.namespace}/{card.holder.pod}"].append(card.numa)
+    spread = {pod: numas for pod, numas in held.items() if len(set(numas)) > 1 and len(numas) <= max(places.values())}
+    if spread:
+        yield Diagnosis(
+            "PodAcrossNuma",
+            "cards of a pod are on several NUMA nodes; their traffic crosses the sockets, and more cards can be slower than fewer",
+            tuple(
+                f"pod {pod}: {len(numas)} cards on NUMA nodes {', '.join(map(str, sorted(set(numas))))}" for pod, numas in spread.items()
+            ),
+            "set kubelet's topologyManagerPolicy to best-effort or single-numa-node, or give the pod a whole node",
+        )
+
+
 def _host(facts: NodeFactsReport) -> Iterator[Diagnosis]:
     host = facts.host
     if host is None:
@@ -340,6 +360,7 @@ _RULES: Final[tuple[Callable[[NodeFactsReport], Iterable[Diagnosis]], ...]] = (
     _outside,
     _network,
     _slow,
+    _spread,
     _host,
     _problems,
 )

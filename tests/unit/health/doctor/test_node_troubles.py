@@ -95,6 +95,11 @@ def test_a_machine_that_is_well_has_no_trouble() -> None:
         (evidence(card(0, netHealth="Socket failed")), "NetworkUnhealthy", "net health status: Socket failed"),
         (evidence(card(0, pcie="8.0 GT/s x8")), "PcieLinkDegraded", "card 0 (NPU 0 chip 0): 8.0 GT/s x8, can do 16.0 GT/s x16"),
         (evidence(*(card(number, numa=0) for number in range(8))), "CardsOnOneNuma", "8 cards on NUMA node 0 of 2"),
+        (
+            evidence(*(card(number, holder={"namespace": "a", "pod": "b"}) for number in (3, 4))),
+            "PodAcrossNuma",
+            "pod a/b: 2 cards on NUMA nodes 0, 1",
+        ),
         (evidence(of=host(memory=128_000)), "HostMemorySmall", "128000 MiB"),
         (evidence(of=host(disks=["nvme0n1=447"])), "HostDiskSmall", "447 GiB: nvme0n1=447"),
         (evidence(of=host(architecture="x86_64", cpuFlags=["amx_bf16"])), "CpuTooOld", "x86_64: amx_bf16"),
@@ -133,6 +138,10 @@ def test_memory_of_a_card_whose_holder_or_processes_are_unknown_is_nobodys_fault
 
 def test_cards_of_310p_are_hot_when_idle() -> None:
     assert names(evidence(card(0, temperature=86, name="310P3"), product="310P")) == []
+
+
+def test_a_pod_that_needs_more_cards_than_a_socket_has_is_spread_by_nobodys_fault() -> None:
+    assert names(evidence(*(card(number, holder={"namespace": "a", "pod": "b"}) for number in range(8)))) == []
 
 
 def test_a_quarantined_node_says_how_to_take_it_back() -> None:
