@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 import tempfile
 import time
@@ -219,6 +220,7 @@ PARTS: dict[str, Callable[[Bench, Size], Figures]] = {"agent": agent, "walk": wa
 
 def main(names: list[str], size: Size) -> None:
     """Print the figures of each part as a line of JSON."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the control plane and the agents end too
     for name in names:
         with tempfile.TemporaryDirectory(prefix="glm5-bench-") as folder, running(Path(folder)) as bench:
             print(json.dumps(PARTS[name](bench, size)), flush=True)
