@@ -23,6 +23,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PAIRS = [
     ("README.md", "README.zh-CN.md"),
     ("docs/operations.md", "docs/operations.zh-CN.md"),
+    ("docs/doctor.md", "docs/doctor.zh-CN.md"),
     ("docs/runtime.md", "docs/runtime.zh-CN.md"),
     ("docs/fine-tuning-data.md", "docs/fine-tuning-data.zh-CN.md"),
     ("docs/fine-tuning.md", "docs/fine-tuning.zh-CN.md"),
