@@ -92,12 +92,21 @@ class Moves:
         return ""
 
     def _others(self, pool: str, node: str) -> int:
-        """Other nodes of the pool that a remedy or a move has taken out of service."""
-        moving = 0
-        for other in self.cache.nodes(pool):
-            name, taints = other["metadata"]["name"], (other.get("spec") or {}).get("taints") or ()
-            moving += name != node and any(taint.get("key") == names.MOVE_TAINT for taint in taints)
+        """Other nodes of the pool that a remedy or a move has taken out of service.
+
+        By their status: that is written under the pool's lock, and the taint only afterwards.
+        """
+        moving = sum(self._is_held(other) for other in self.cache.nodes(pool) if other["metadata"]["name"] != node)
         return moving + self.remedies.out_of_service(pool, besides=node)
+
+    def _is_held(self, node: Resource) -> bool:
+        """A move has it, also one that was stopped and waits for its reset to end."""
+        marked = names.MOVE_ANNOTATION in (node["metadata"].get("annotations") or {})
+        tainted = any(taint.get("key") == names.MOVE_TAINT for taint in (node.get("spec") or {}).get("taints") or ())
+        if not (marked or tainted):
+            return False
+        way = ways.load(((self.cache.get(names.NODE_KIND, "", node["metadata"]["name"]) or {}).get("status") or {}).get("move"))
+        return way is not None and way.state != "Waiting"
 
 
 def status_of(done: Stepped) -> dict[str, Any]:
