@@ -17,7 +17,19 @@ from glm5_operator.api.common import format_duration
 from glm5_operator.api.finetune_status import MOST_HISTORY
 from glm5_operator.status.check import Check, CheckState
 from glm5_operator.status.conditions import moment, stamp
-from glm5_operator.status.ends import FREE, LOST_AFTER, PASSING, SPEAKS_LATER, Cause, PodEnd, explaining, is_ended, last_word, pod_ends
+from glm5_operator.status.ends import (
+    FREE,
+    LOST_AFTER,
+    PASSING,
+    SPEAKS_LATER,
+    Cause,
+    PodEnd,
+    explaining,
+    is_ended,
+    last_word,
+    latecomers,
+    pod_ends,
+)
 from glm5_operator.status.pods import condition
 from glm5_operator.status.progress import Heard, reached
 
@@ -229,9 +241,12 @@ def _ends(record: Record, job: Mapping[str, Any], seen: Seen, now: datetime) -> 
     """The ends of the attempt's pods, and the one that was told of pods that are gone by now."""
     pods = [pod for pod in seen.pods if _attempt(pod) == _attempt(job)]
     ends = [_for_its_card(end, seen) for end in pod_ends((pod, _is_lost(pod, seen, now)) for pod in pods)]
+    if late := latecomers(pods):
+        ends = [replace(end, message=f"{end.message}; {late}") if end.cause is Cause.RANK_LOST else end for end in ends]
     told = record.ending
     if told is not None and told.get("attempt") == record.attempt:
         message, node = str(told.get("message") or ""), str(told.get("node") or "")
+        ends = [end for end in ends if not message.startswith(end.message)]  # it was told when latecomers were still there
         ends.append(PodEnd(Cause(told["cause"]), message, node, told.get("exitCode"), moment(told["time"])))
     return ends
 

@@ -54,6 +54,7 @@ LOST_AFTER: Final = timedelta(seconds=30)
 """Beside the 40 s after which Kubernetes calls a silent node not ready."""
 
 MOST_MESSAGE: Final = 500
+_MOST_LATE: Final = 3
 _GRAVITY: Final = {cause: place for place, cause in enumerate(Cause)}
 _PREEMPTIONS: Final = {"PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager"}
 _EXIT_CODES: Final = {
@@ -118,6 +119,26 @@ def pod_ends(pods: Iterable[tuple[Mapping[str, Any], bool]]) -> list[PodEnd]:
     ends = [(pod, end) for pod, lost in pods if (end := pod_end(pod, node_is_lost=lost)) is not None]
     first = min((end.time for pod, end in ends if end.time and not pod["metadata"].get("deletionTimestamp")), default=None)
     return [end for pod, end in ends if not (end.cause is Cause.POD_DELETED and first and (_told_to_end(pod) or first) >= first)]
+
+
+def latecomers(pods: Iterable[Mapping[str, Any]]) -> str:
+    """Pods whose trainer never ran, and what they wait for, in words; empty when all ran.
+
+    Who waited in vain for a rank can't know why it didn't come: HCCL's time-out names the victim.
+    """
+    found = sorted(
+        (pod["metadata"]["name"], _waits_for(pod)) for pod in pods if (pod.get("status") or {}).get("phase", "Pending") == "Pending"
+    )
+    return clipped("; ".join(f"pod {name} hadn't started: {why}" for name, why in found[:_MOST_LATE]), MOST_MESSAGE)
+
+
+def _waits_for(pod: Mapping[str, Any]) -> str:
+    scheduled = condition(pod, "PodScheduled") or {}
+    if scheduled.get("status") != "True":
+        return f"no node takes it ({scheduled.get('message') or scheduled.get('reason') or 'not looked at yet'})"
+    states = (pod.get("status") or {}).get("containerStatuses") or ()
+    waiting: Mapping[str, Any] = next((item["state"]["waiting"] for item in states if (item.get("state") or {}).get("waiting")), {})
+    return f"{waiting.get('reason') or 'ContainerCreating'} {waiting.get('message') or ''}".strip()
 
 
 def explaining(ends: Iterable[PodEnd]) -> PodEnd | None:

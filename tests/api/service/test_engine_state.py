@@ -46,6 +46,7 @@ def test_an_endless_crasher_is_stalled_with_its_last_log_line_and_a_better_pod_h
     assert stalled["status"] == "True"
     assert "exit code 3" in stalled["message"]
     assert "restarts: 5" in stalled["message"]
+    assert "error code 507035: a computation on the card failed, by its kernel, its input or the card" in stalled["message"]
     assert "RuntimeError: ACL_ERROR 507035" in stalled["message"]
 
     kubelet.report(kube, pod, running(ready=True, started=True, restarts=6, last=end), ready=True)

@@ -349,6 +349,50 @@ def test_a_job_that_has_failed_waits_for_the_news_of_pods_that_seem_to_live() ->
     assert decide(RUNNING, job, pods=(lost,), minutes=1).record.history[-1]["cause"] == "RankLost"
 
 
+def pulling(rank: int) -> Json:
+    pod = a_rank(rank, phase="Pending")
+    pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "back-off pulling image"}}
+    return pod
+
+
+def unplaced(rank: int) -> Json:
+    pod = a_rank(
+        rank, phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "message": "Insufficient huawei.com/Ascend910"}]
+    )
+    return {**pod, "status": {**pod["status"], "containerStatuses": []}}
+
+
+@pytest.mark.parametrize(
+    ("late", "says"),
+    [
+        (pulling(1), "pod tune-attempt-1-1 hadn't started: ImagePullBackOff back-off pulling image"),
+        (unplaced(1), "pod tune-attempt-1-1 hadn't started: no node takes it (Insufficient huawei.com/Ascend910)"),
+    ],
+    ids=["pulling its image", "without a node"],
+)
+def test_the_rank_that_never_came_is_named_also_when_its_pod_is_gone_by_the_end(late: Json, says: str) -> None:
+    """C16: HCCL's time-out names the victim, rank 0, and its Job removes the other pod as soon as it has failed."""
+    victim = failed(0, word="Get_Socket_Timeout(EI0006): no peer connected", finished=at(seconds=50))
+    job = a_job(1, "FailureTarget", since=at(seconds=50))
+
+    ending = decide(RUNNING, job, pods=(victim, late), minutes=1)
+    assert ending.stage is Stage.ENDING
+    assert ending.record.ending is not None
+    over = decide({**RUNNING, "ending": ending.record.ending}, a_job(1, "FailureTarget", "Failed"), pods=(victim,), minutes=2)
+
+    (entry,) = over.record.history
+    assert entry["cause"] == "RankLost"
+    assert "EI0006" in entry["message"]
+    assert says in entry["message"]
+
+
+def test_who_failed_by_itself_blames_no_pod_that_is_late() -> None:
+    crashed = failed(0, word="Traceback: ImportError", finished=at(seconds=50))
+    found = decide(RUNNING, a_job(1, "FailureTarget", "Failed"), pods=(crashed, pulling(1)), minutes=2)
+
+    assert "hadn't started" not in found.record.history[-1]["message"]
+
+
 def test_a_rank_that_was_sent_away_from_a_node_in_remedy_is_a_card_fault_and_not_a_preemption() -> None:
     pods = (failed(code=143, disrupted="EvictionByEvictionAPI"),)
     found = decide(RUNNING, a_job(1, "FailureTarget", "Failed"), pods=pods, sick_nodes=frozenset({"n0"}))
