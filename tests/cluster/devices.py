@@ -112,7 +112,11 @@ class Device:
         processes: Who uses it.
         ecc_single: Corrected errors of HBM.
         ecc_double: Uncorrectable errors of HBM.
-        hang: `info -t` about this chip's card never answers.
+        hang: `info -t` about this chip's card never answers, nor hccn_tool about this chip.
+        link: Of its RoCE port: UP or DOWN. A2 and A3 have hccn_tool, which tells this and the next three.
+        net_health: As hccn_tool says it.
+        address: Of its RoCE port.
+        tls: TLS switch of its RoCE port.
     """
 
     npu: int
@@ -135,6 +139,10 @@ class Device:
     ecc_single: int = 0
     ecc_double: int = 0
     hang: bool = False
+    link: str = "UP"
+    net_health: str = "Success"
+    address: str = ""
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +180,13 @@ class NodeDevices:
             return cls("950", "Ascend950DT", "Ascend950DT", "26.0.rc1", _950_devices())
         rows, chips = (_A2_IDLE, 1) if product == "A2" else (_A3_IDLE, 2)
         devices = tuple(
-            Device(index // chips, index % chips, index, f"0000:{bus}:00.0", power=power, temperature=heat, hbm_used=used)
+            Device(
+                *(index // chips, index % chips, index, f"0000:{bus}:00.0"),
+                power=power,
+                temperature=heat,
+                hbm_used=used,
+                address=f"10.20.11.{11 + index}",
+            )
             for index, (bus, power, heat, used) in enumerate(rows)
         )
         if product == "A2":

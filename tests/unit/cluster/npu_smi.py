@@ -32,6 +32,8 @@ class Smi:
         self.state = folder / "node.json"
         self.program = folder / "npu-smi"
         self.program.symlink_to(tool("ascend-fake"))
+        self.hccn_tool = folder / "hccn_tool"
+        self.hccn_tool.symlink_to(tool("ascend-fake"))
 
     def env(self, visible: str | None = None) -> dict[str, str]:
         env = {**os.environ, "GLM5_FAKE_ASCEND": str(self.state)}
@@ -48,6 +50,12 @@ class Smi:
         done = subprocess.run(
             [self.program, *words], env=self.env(visible), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30
         )
+        return done.returncode, done.stdout
+
+    def hccn(self, node: NodeDevices, *words: str) -> tuple[int, str]:
+        """hccn_tool's exit code and text."""
+        node.write(self.state)
+        done = subprocess.run([self.hccn_tool, *words], env=self.env(), capture_output=True, text=True, check=False, timeout=30)
         return done.returncode, done.stdout
 
     def reset(self, node: NodeDevices, *words: str, answers: str = "Y\ny\n") -> tuple[int, str, NodeDevices]:

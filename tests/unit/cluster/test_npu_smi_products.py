@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from glm5_operator.health import npusmi
+from glm5_operator.health import hccn, npusmi
 from glm5_operator.health.reading import ToolErrorKind
 from tests.cluster.devices import Failure, NodeDevices, Process
 from tests.cluster.shell import wait_for
@@ -146,6 +146,32 @@ def test_an_a2_server_with_hccs_off_is_joined_by_pcie(smi: Smi) -> None:
     node = NodeDevices.idle("A2").resetting(hccs=False)
 
     assert npusmi.parse_topology(smi.raw(node, "info", "-t", "topo")[1]).hccs is False
+
+
+# --- hccn_tool ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "changes", "name"),
+    [
+        ("-link", {}, "hccn_link_up"),
+        ("-link", {"link": "DOWN"}, "hccn_link_down"),
+        ("-net_health", {}, "hccn_net_health_success"),
+        ("-net_health", {"net_health": "Init"}, "hccn_net_health_init"),
+        ("-ip", {"address": "10.20.11.24"}, "hccn_ip"),
+        ("-tls", {}, "hccn_tls"),
+    ],
+)
+def test_hccn_tool_answers_for_a_port_as_the_real_one_does(smi: Smi, question: str, changes: dict[str, str], name: str) -> None:
+    node = NodeDevices.idle("A3").change(0, **changes)
+
+    assert smi.hccn(node, "-i", "0", question, "-g") == (0, fixture(name))
+
+
+def test_hccn_tool_knows_no_lost_card_and_no_product_without_ports(smi: Smi) -> None:
+    assert smi.hccn(NodeDevices.idle("A2").only(range(7)), "-i", "7", "-link", "-g")[0] == 1
+    assert smi.hccn(NodeDevices.idle("310P"), "-i", "0", "-link", "-g")[0] == 1
+    assert hccn.parse_tls(smi.hccn(NodeDevices.idle("A2").change(2, tls=True), "-i", "2", "-tls", "-g")[1]).enabled is True
 
 
 # --- C06 and C07: it fails, it hangs --------------------------------------------------------------------------------------------

@@ -40,6 +40,10 @@ func runPlugin(options pluginOptions) error {
 		if err := installSelf(filepath.Join(options.InstallDir, "npu-smi")); err != nil {
 			return err
 		}
+		link := filepath.Join(options.InstallDir, "hccn_tool")
+		if err := os.Symlink("npu-smi", link); err != nil && !os.IsExist(err) {
+			return err
+		}
 	}
 	for ; ; time.Sleep(pollEvery) {
 		node, err := loadNode(options.State)
@@ -163,7 +167,7 @@ func (p *plugin) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	return response, nil
 }
 
-// installSelf copies this program to the node; under the name npu-smi it is the other tool.
+// installSelf copies this program to the node; under the names npu-smi and hccn_tool it is the other tools.
 func installSelf(target string) error {
 	source, err := os.Open("/proc/self/exe")
 	if err != nil {

@@ -62,6 +62,10 @@ type Device struct {
 	ECCSingle   int       `json:"ecc_single"` // HBM, since the driver started
 	ECCDouble   int       `json:"ecc_double"`
 	Hang        bool      `json:"hang"` // a question about this one is never answered
+	Link        string    `json:"link"` // of its RoCE port: UP or DOWN
+	NetHealth   string    `json:"net_health"`
+	Address     string    `json:"address"`
+	TLS         bool      `json:"tls"`
 }
 
 // Process is one row of npu-smi's process table.
