@@ -24,6 +24,7 @@ PAIRS = [
     ("README.md", "README.zh-CN.md"),
     ("docs/operations.md", "docs/operations.zh-CN.md"),
     ("docs/doctor.md", "docs/doctor.zh-CN.md"),
+    ("docs/health.md", "docs/health.zh-CN.md"),
     ("docs/runtime.md", "docs/runtime.zh-CN.md"),
     ("docs/fine-tuning-data.md", "docs/fine-tuning-data.zh-CN.md"),
     ("docs/fine-tuning.md", "docs/fine-tuning.zh-CN.md"),
