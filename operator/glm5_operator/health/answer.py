@@ -61,4 +61,4 @@ def quarantine(memory: Memory, now: datetime, reason: str, message: str, faulty:
         healthy_since=None,
         faulty=memory.faulty if faulty is None else faulty,
     )
-    return answer(memory, Step.QUARANTINE, quiesce=memory.quieted, alerts=(Alert("Quarantined", memory.message),))
+    return answer(memory, Step.QUARANTINE, alerts=(Alert("Quarantined", memory.message),))

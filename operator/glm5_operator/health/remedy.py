@@ -39,7 +39,8 @@ def decide(node: NodeHealth, policy: Policy, memory: Memory, room: Room, now: da
     now = _forward(memory, now)
     memory = memory.within(policy.window, now)
     if policy.mode == "Auto" and memory.dry_run:
-        memory = replace(Memory(), history=memory.history)  # what would have been done wasn't: it counts for nothing
+        # What would have been done wasn't; what was done before that still counts.
+        memory = Memory(resets=memory.resets, remedies=memory.remedies, history=memory.history)
     begun = not memory.dry_run and memory.state in {"WaitingMindCluster", "Resetting", "Verifying", "Returning", "Quarantined"}
     if policy.mode != "Auto" and not begun:
         # What has begun on the cards is brought to its end whatever the mode; what hasn't is undone at once.

@@ -37,7 +37,7 @@ def begin(s: Situation, memory: Memory) -> Decision:
 
 def _quiesce(s: Situation, memory: Memory, plan: Plan, reason: str, *, all_pods: bool = False) -> Decision:
     pods = plan.pods if all_pods else s.sitting(s.cards(*BAD))
-    quiet = tuple(sorted({*memory.quieted, *(set(pods) - s.room.last)}))
+    quiet = tuple(sorted({*memory.quieted, *pods} - s.room.last))
     memory = replace(memory.to(s.now, "Quiescing", reason, plan.message), quieted=quiet)
     alerts = (Alert(plan.reason, plan.message),)
     return answer(memory, Step.QUIESCE, quiesce=quiet, alerts=alerts, requeue_after=SOON)

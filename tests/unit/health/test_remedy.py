@@ -576,6 +576,18 @@ def test_what_dry_run_would_have_done_counts_for_nothing_once_it_is_switched_on(
     assert len(watch.memory.remedies) == 1
 
 
+def test_switching_off_and_on_again_does_not_fill_the_budget() -> None:
+    watch = Watch(policy(resets=1))
+    reset = resetting(watch)
+    watch.until("Healthy", answered(a_node(), reset, at=watch.now))
+    for mode in ("DryRun", "Off", "DryRun", "Auto"):
+        watch.policy = policy(mode=mode, resets=1)
+        watch.look(a_node(faults={3: "Alarm"}))
+    last = watch.until("Quarantined", a_node(faults={3: "Alarm"}))
+
+    assert last.reason == "ResetBudgetSpent"
+
+
 @pytest.mark.parametrize("mode", ["Off", "DryRun"])
 def test_switched_off_before_the_cards_are_touched_everything_is_undone(mode: str) -> None:
     watch = Watch()
