@@ -60,7 +60,7 @@ def node_health(
     maps_say = told(facts.name, maps, now)
     waiting = mindcluster.waiting((node.get("metadata") or {}).get("annotations") or {})
     from_maps = maps_say.fresh
-    cards = _of_maps(agent.cards, maps_say) if from_maps else agent.cards
+    cards = _of_maps(agent, maps_say) if from_maps else agent.cards
     verdict = _of_both(agent, maps_say, now) if maps_say.where else _Verdict(agent.trust, agent.why)
     if not (report.get("virtual") or maps_say.recovering):
         verdict = _with_plugin(verdict, cards, *_offered(node, resource_name))
@@ -152,18 +152,29 @@ def _of_both(agent: _Agent, maps_say: Told, now: datetime) -> _Verdict:
     if gone:
         return _Verdict(Trust.CONTRADICTORY, f"MindCluster offers {_listed(gone)}, which npu-smi has lost")
     sick = {physical for physical, word in agent.words.items() if word in {"Alarm", "Critical"}}
-    unheard = sorted(physical for physical in sick - maps_say.recovering if not maps_say.of(physical))
+    unheard = sorted(sick - maps_say.recovering - (maps_say.faults or {}).keys())  # a fault of the host or switch explains no card's
     if unheard:
         return _Verdict(Trust.CONTRADICTORY, f"npu-smi calls {_listed(unheard)} sick, of which MindCluster knows no fault")
     return _Verdict(Trust.FRESH)
 
 
-def _of_maps(cards: tuple[CardHealth, ...], maps_say: Told) -> tuple[CardHealth, ...]:
-    """The agent's cards with MindCluster's faults, and those that only MindCluster names."""
-    known = {card.physical for card in cards}
-    everywhere = [*cards, *(_absent(physical, cards, missing=False) for physical in sorted(maps_say.listed - known))]
+def _of_maps(agent: _Agent, maps_say: Told) -> tuple[CardHealth, ...]:
+    """The agent's cards with MindCluster's faults, and those that only MindCluster names.
+
+    Of a card that was missing when the agent was last believed nobody knows, unless MindCluster names it.
+    """
+    heard = agent.trust is Trust.FRESH
+    everywhere = [*agent.cards, *(_absent(physical, agent.cards, missing=False) for physical in sorted(maps_say.listed - agent.ids))]
     everywhere.sort(key=lambda card: card.physical)
-    return tuple(replace(card, known=not card.missing, faults=maps_say.of(card.physical)) for card in everywhere)
+    return tuple(
+        replace(
+            card,
+            missing=card.missing and heard,
+            known=not card.missing or (not heard and card.physical in maps_say.listed),
+            faults=maps_say.of(card.physical),
+        )
+        for card in everywhere
+    )
 
 
 def _with_plugin(verdict: _Verdict, cards: tuple[CardHealth, ...], offered: int, registered: int) -> _Verdict:

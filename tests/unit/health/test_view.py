@@ -218,6 +218,16 @@ def test_mindcluster_is_believed_while_the_agent_is_away_but_no_process_count_is
     assert "agent isn't ready" in found.why
 
 
+@pytest.mark.parametrize(("listed", "known"), [("Ascend910-2", True), ("", False)])
+def test_a_card_is_not_missing_by_the_word_of_an_agent_that_is_not_believed_any_more(listed: str, known: bool) -> None:
+    """It may have been put back since, or npu-smi shows none at all."""
+    agent = an_ascend_node(a_card(0), a_card(1), missing=[2], tool="Failing")
+
+    found = card(health(agent, device_map("n1", device_list(available=listed), at())), 2)
+
+    assert (found.missing, found.known) == (False, known)
+
+
 def test_a_node_of_which_nobody_has_said_anything_is_unknown() -> None:
     found = health(None)
 
@@ -250,6 +260,13 @@ def test_a_card_that_npu_smi_calls_sick_and_mindcluster_does_not_know_of_is_a_co
     assert (told.trust, grades(told)) == (Trust.FRESH, {5: Grade.NOTE})  # it knows, and nothing is to be done
     resetting = health(agent, device_map("n1", device_list(recovering="Ascend910-5"), at()))
     assert (resetting.trust, resetting.recovering) == (Trust.FRESH, {5})
+
+
+def test_a_fault_of_the_host_does_not_explain_why_a_card_is_sick() -> None:
+    host = host_map("n1", {"DeviceType": "PSU", "DeviceId": 1, "FaultCode": ["0300000D"], "FaultLevel": "NotHandleFault"})
+    agent = an_ascend_node(a_card(0, "Alarm"))
+
+    assert health(agent, device_map("n1", device_list(), at()), host, node=a_node(1)).trust is Trust.CONTRADICTORY
 
 
 def test_a_map_that_names_cards_which_the_node_does_not_have_is_a_contradiction() -> None:
