@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from glm5_operator.cli import node_commands, output
+from glm5_operator.cli import node_commands, output, pool_commands
 from glm5_operator.cli.errors import CliError
 from glm5_operator.cli.output import Format, FormatOption
 
@@ -169,6 +169,7 @@ def _version_asked(wanted: bool) -> None:
 
 
 node_commands.join(app)
+pool_commands.join(app)
 
 
 @app.callback()

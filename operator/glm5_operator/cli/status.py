@@ -70,10 +70,10 @@ def _service_row(service: cluster.Json) -> tuple[object, ...]:
         spec["model"]["name"],
         spec["model"]["weights"],
         f"{status.get('readyReplicas', 0)}/{spec['replicas']}",
-        _ready(service),
+        ready_word(service),
         status.get("revision"),
         status.get("endpoint"),
-        _why_not(service),
+        why_not(service),
     )
 
 
@@ -87,23 +87,25 @@ def _pool_row(pool: cluster.Json) -> tuple[object, ...]:
         status.get("nodes"),
         cards.get("total"),
         cards.get("free"),
-        _ready(pool),
-        _why_not(pool),
+        ready_word(pool),
+        why_not(pool),
     )
 
 
-def _ready(resource: cluster.Json) -> str:
+def ready_word(resource: cluster.Json) -> str:
+    """True, False or Unknown; Unknown while the operator hasn't seen the newest spec."""
     ready = cluster.condition(resource, "Ready")
     if int(ready.get("observedGeneration", 0)) < int(resource["metadata"].get("generation", 0)):
         return "Unknown"
     return str(ready.get("status", "Unknown"))
 
 
-def _why_not(resource: cluster.Json) -> str:
-    if _ready(resource) == "True":
+def why_not(resource: cluster.Json) -> str:
+    """Why it isn't ready; empty when it is."""
+    if ready_word(resource) == "True":
         return ""
     stalled, ready = cluster.condition(resource, "Stalled"), cluster.condition(resource, "Ready")
     why = stalled if stalled.get("status") == "True" else ready
-    if not why or _ready(resource) == "Unknown":
+    if not why or ready_word(resource) == "Unknown":
         return "the operator hasn't looked at it yet"
     return ": ".join(part for part in (why.get("reason"), why.get("message")) if part)
