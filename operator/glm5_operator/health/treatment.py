@@ -77,6 +77,9 @@ def _recovering(s: Situation, memory: Memory) -> Decision:
         return answer(memory, Step.WAIT, quiesce=memory.quieted, requeue_after=LATER)
     since = memory.healthy_since or s.now
     if s.now - since >= s.policy.debounce:
+        if len(memory.remedies) > s.policy.remedies:
+            told = f"the faults went away by themselves, {len(memory.remedies)} times within the window"
+            return quarantine(memory, s.now, "TooManyRemedies", told)
         return _return(s, memory, "Recovered", "the faults went away by themselves")
     message = "the faults are gone; waiting whether they stay away"
     memory = replace(memory.to(s.now, memory.state, "Recovering", message), healthy_since=since)
