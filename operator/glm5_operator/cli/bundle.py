@@ -65,6 +65,11 @@ def _files(found: Collected) -> Iterator[tuple[str, str]]:
         yield "pods.json", _json({"apiVersion": "v1", "kind": "PodList", "items": [_without_secrets(pod) for pod in found.pods]})
     if found.pools:
         yield "pools.json", _json({"kind": "NPUPoolList", "items": [_without_secrets(pool) for pool in found.pools]})
+    if found.maps:
+        yield (
+            "mindcluster.json",
+            _json({"apiVersion": "v1", "kind": "ConfigMapList", "items": [_without_secrets(one) for one in found.maps]}),
+        )
     for text in found.texts:
         yield f"{re.sub(r'[^A-Za-z0-9.-]+', '_', text.where)}.txt", _SECRET_TEXT.sub(rf"\1{_HIDDEN}", text.text)
 
@@ -164,6 +169,8 @@ def _with(found: Collected, item: Json, name: str) -> Collected:
         return replace(found, kube_node=item)
     if kind == "NPUPool":
         return replace(found, pools=(*found.pools, item))
+    if kind == "ConfigMap" and isinstance(item.get("data"), dict):
+        return replace(found, maps=(*found.maps, item))
     if kind == "Pod":
         return replace(found, pods=(*found.pods, item)) if has_cards(item) else found
     if kind == "Event":

@@ -18,6 +18,7 @@ from glm5_operator.cli.compat import of_report
 from glm5_operator.cli.errors import CliError, ExitCode
 from glm5_operator.health.collected import facts_of
 from glm5_operator.health.evidence import IDLE_MEMORY, Evidence, Text
+from glm5_operator.health.mindcluster import DEVICE_MAP, HOST_MAP
 from glm5_operator.health.pod_troubles import images
 from glm5_operator.kube import errors, kinds
 from glm5_operator.plan.compat import Versions
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
 LOG_LINES: Final = 500
 """Of each container."""
 _PAGE: Final = 500
+_MAPS: Final = (("kube-system", DEVICE_MAP), ("mindx-dl", HOST_MAP))
 
 
 @dataclass(frozen=True)
 class Collected:
-    """One node's raw objects and texts; `reports` are those of `glm5-runtime doctor`."""
+    """One node's raw objects and texts; `maps` are MindCluster's; `reports` are those of `glm5-runtime doctor`."""
 
     node: str
     ascend_node: Json | None = None
@@ -45,6 +47,7 @@ class Collected:
     pods: tuple[Json, ...] = ()
     texts: tuple[Text, ...] = ()
     pools: tuple[Json, ...] = ()
+    maps: tuple[Json, ...] = ()
     reports: tuple[Json, ...] = ()
 
 
@@ -81,7 +84,21 @@ async def _one(client: Client, name: str, ascend_node: Json | None, pools: tuple
     query = urlencode({"fieldSelector": f"spec.nodeName={name}"})
     pods = [pod for pod in await _list(client, f"{kinds.POD.path()}?{query}", "pods") if has_cards(pod)]
     texts = [text for pod in pods for text in [*await _events(client, pod), *await _logs(client, pod)]]
-    return Collected(name, ascend_node, kube_node, tuple(pods), tuple(texts), pools)
+    maps = [found for namespace, prefix in _MAPS if (found := await _map(client, namespace, prefix + name)) is not None]
+    return Collected(name, ascend_node, kube_node, tuple(pods), tuple(texts), pools, tuple(maps))
+
+
+async def _map(client: Client, namespace: str, name: str) -> Json | None:
+    """A ConfigMap of MindCluster; None where it isn't, as on clusters without it."""
+    try:
+        found = await client.get(kinds.CONFIG_MAP, namespace, name)
+    except errors.NotFoundError:
+        return None
+    except errors.ForbiddenError as error:
+        output.note(f"ConfigMap {namespace}/{name} isn't read: {error.message}")
+        return None
+    found["metadata"].pop("managedFields", None)
+    return found
 
 
 async def _list(client: Client, path: str, what: str) -> list[Json]:
@@ -134,8 +151,11 @@ def evidence_of(found: Collected, *, live: bool, now: datetime | None = None) ->
         node=found.node,
         facts=facts,
         remedy=status.remedy if status is not None else None,
+        conditions=status.conditions or () if status is not None else (),
         age=_age(facts.observed_at, now or datetime.now(UTC)) if facts is not None and live else None,
         labels=kube_node.labels if kube_node is not None else {},
+        annotations=((found.kube_node or {}).get("metadata") or {}).get("annotations") or {},
+        maps=found.maps,
         offered=_offered(kube_node.allocatable) if kube_node is not None else None,
         pods=found.pods,
         texts=found.texts,

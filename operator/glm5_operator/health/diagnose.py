@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from glm5_operator.health.errors import evidence as error_of
 from glm5_operator.health.evidence import Diagnosis, Text
+from glm5_operator.health.mindcluster_troubles import mindcluster_troubles
 from glm5_operator.health.node_troubles import node_troubles
 from glm5_operator.health.pains import MOST_LINES, pains
 from glm5_operator.health.pod_troubles import pod_texts, pod_troubles
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     """All troubles; the same trouble in several places is told once, with all of them as evidence."""
-    found = [*_lacking(evidence), *node_troubles(evidence)]
+    found = [*_lacking(evidence), *node_troubles(evidence), *mindcluster_troubles(evidence)]
     for pod in evidence.pods:
         found += pod_troubles(pod)
     said = [text for pod in evidence.pods for text in pod_texts(pod)]

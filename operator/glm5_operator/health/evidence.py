@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
 
+    from glm5_operator.api.common import Condition
     from glm5_operator.api.node import RemedyReport
     from glm5_operator.api.node_facts import NodeFactsReport
     from glm5_operator.health.pains import Certain
@@ -36,7 +37,10 @@ class Evidence:
         facts: the node agent's report, or what was read from collected outputs.
         remedy: the operator's report.
         age: since the agent wrote the facts; None of collected files, which are as old as they are.
+        conditions: of the AscendNode, written by the operator.
         labels: of the Node.
+        annotations: of the Node.
+        maps: MindCluster's ConfigMaps of the node, as the API server sends them.
         offered: cards that the device plugin offers; None when nothing says.
         pods: pods on the node, as the API server sends them.
         texts: logs, events, outputs of tools.
@@ -50,7 +54,10 @@ class Evidence:
     facts: NodeFactsReport | None = None
     remedy: RemedyReport | None = None
     age: timedelta | None = None
+    conditions: tuple[Condition, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    maps: tuple[Mapping[str, Any], ...] = ()
     offered: int | None = None
     pods: tuple[Mapping[str, Any], ...] = ()
     texts: tuple[Text, ...] = ()

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.api.cli.conftest import Site
 
 pytestmark = pytest.mark.api
 
 Json = dict[str, Any]
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NODES = "/apis/glm5.dev/v1alpha1/ascendnodes"
 
 
@@ -130,11 +132,14 @@ def test_doctor_names_troubles_of_facts_pods_and_events_and_its_bundle_says_the_
         "message": 'no runtime for "ascend" is configured',
     }
     machine.post(f"/api/v1/namespaces/{machine.site.namespace}/events", event)
+    devices = yaml.safe_load((FIXTURES / "deviceinfo" / "mixed_levels.yaml").read_text())
+    devices["metadata"]["name"] = f"mindx-dl-deviceinfo-{machine.name}"
+    machine.post("/api/v1/namespaces/kube-system/configmaps", devices)
     path = tmp_path / "bundle.tar.gz"
     run = machine.site.glm5("doctor", "--node", machine.name, "--bundle", str(path), "-o", "json")
     assert run.exit_code == 4
     names = [one["name"] for one in json.loads(run.stdout)["nodes"][0]["troubles"]]
-    assert names == ["FactsStale", "CardMissing", "DeviceNumbersWrong", "SharedMemorySmall", "RuntimeHandlerMissing"]
+    assert names == ["FactsStale", "CardMissing", "CardFault", "DeviceNumbersWrong", "SharedMemorySmall", "RuntimeHandlerMissing"]
     offline = machine.site.glm5("doctor", "--from", str(path), "-o", "json")
     # How old facts were when they were collected isn't how old they are.
     assert [one["name"] for one in json.loads(offline.stdout)["nodes"][0]["troubles"]] == names[1:]

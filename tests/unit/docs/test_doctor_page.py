@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_operator.health import diagnose, node_troubles, pod_troubles
+from glm5_operator.health import diagnose, mindcluster_troubles, node_troubles, pod_troubles
 from glm5_operator.health.pains import pains
 
 ROOT = Path(__file__).parents[3]
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 def told() -> set[str]:
     """Names in the code: of texts from the data, of rules from their source; the tool's state is put together there."""
-    sources = "".join(Path(str(module.__file__)).read_text() for module in (diagnose, node_troubles, pod_troubles))
+    sources = "".join(Path(str(module.__file__)).read_text() for module in (diagnose, mindcluster_troubles, node_troubles, pod_troubles))
     rules = set(re.findall(r'Diagnosis\(\s*"([A-Z]\w+)"', sources))
     assert len(rules) > 25
     return rules | {pain.name for pain in pains()} | {f"NpuSmi{state}" for state in ("Failing", "Hanging", "Missing")}
