@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -107,7 +107,12 @@ def evidence(text: str) -> Evidence | None:
     The card's own word comes first, then that its memory ran out, then that this rank waited for another, then the first code that is
     known: what follows an error mostly follows from it. A code that only says that something failed comes last.
     """
-    text = _CUT.sub(_joined, text[-MOST_TEXT:])
+    return _evidence(text[-MOST_TEXT:])
+
+
+@lru_cache(maxsize=128)  # the same last words are looked at with each news of the pod that said them, and take some milliseconds
+def _evidence(text: str) -> Evidence | None:
+    text = _CUT.sub(_joined, text)
     found = sorted(_found(text), key=lambda item: (_rank(item[1]), item[0]))
     return found[0][1] if found else None
 
