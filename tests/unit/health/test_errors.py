@@ -114,10 +114,10 @@ def test_two_numbers_that_make_no_code_stay_two() -> None:
     assert evidence("error code is 12\n3456 tokens") is None
 
 
-def test_of_two_hundred_megabytes_the_end_is_read() -> None:
+def test_of_a_log_that_has_grown_large_the_end_is_read() -> None:
     line = "RuntimeError: error code is 507035"
 
-    assert of("x" * 200_000_000 + "\n" + line).line == line
+    assert of("x" * 20_000_000 + "\n" + line).line == line
     assert len(of(line + "y" * 60_000).line) <= MOST_LINE
     assert evidence(line + "\n" + "x" * 200_000) is None
 
