@@ -39,7 +39,6 @@ _CARD: Final[dict[str, Column]] = {
 class _Node:
     pool: str
     state: str
-    faulty: int = 0
     health: NodeHealth | None = None
 
 
@@ -52,7 +51,6 @@ class Remedies:
         metrics.live_gauge(
             "glm5_nodes_in_remedy", "Nodes by pool and state of their remedy.", ["pool", "state"], lambda: _counted(self._known())
         )
-        metrics.live_gauge("glm5_cards_quarantined", "Faulty cards of quarantined nodes, by pool.", ["pool"], self._quarantined)
         metrics.live_gauge(
             "glm5_node_facts_fresh", "1 for a node whose cards' facts can be believed.", ["node", "source"], lambda: dict(self._fresh())
         )
@@ -84,7 +82,7 @@ class Remedies:
         """What was just written of a node."""
         after = decision.memory
         if self._nodes is not None:
-            self._nodes[health.name] = _Node(pool, after.state, len(after.faulty), health)
+            self._nodes[health.name] = _Node(pool, after.state, health)
         if (before.state, before.reason) != (after.state, after.reason):
             self._metrics.remedy_steps.labels(decision.step.value, after.reason, "true" if after.dry_run else "false").inc()
         if before.state == "Resetting" and after.state != "Resetting":
@@ -98,12 +96,6 @@ class Remedies:
 
     def _known(self) -> Mapping[str, _Node]:
         return self._nodes or {}
-
-    def _quarantined(self) -> Mapping[tuple[str, ...], float]:
-        counts: Counter[tuple[str, ...]] = Counter()
-        for node in self._known().values():
-            counts[node.pool,] += node.faulty if node.state == "Quarantined" else 0
-        return counts
 
     def _fresh(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for name, node in self._known().items():

@@ -13,6 +13,9 @@ import yaml
 
 from glm5_operator import settings
 from glm5_operator.api import names
+from glm5_operator.controllers import pool_metrics
+from glm5_operator.controllers.remedies import Remedies
+from glm5_operator.kube import Cache
 from glm5_operator.metrics import Metrics
 from tests.support.chart import CHART, KUBE_VERSIONS, Chart, RefusedError, at, containers, environment, only, pod_templates
 
@@ -168,7 +171,10 @@ def test_without_crds_the_notes_say_what_to_apply(chart: Chart) -> None:
 def test_metrics_that_alerts_name_exist() -> None:
     text = (CHART / "files" / "alerts.yaml").read_text()
     named = set(re.findall(r"\bglm5_\w+", "\n".join(rule["expr"] for group in yaml.safe_load(text) for rule in group["rules"])))
-    exposed = {line.split()[2] for line in Metrics().exposition().decode().splitlines() if line.startswith("# TYPE")}
+    metrics = Metrics()
+    Remedies(metrics)
+    pool_metrics.register(metrics, Cache())
+    exposed = {line.split()[2] for line in metrics.exposition().decode().splitlines() if line.startswith("# TYPE")}
     assert named
     assert named <= exposed
 
