@@ -129,8 +129,8 @@ async def test_a_tool_that_fails_says_nothing_about_cards_which_keep_their_last_
     tmp_path: Path, failure: str
 ) -> None:
     answer, state, words = FAILURES[failure]
-    bench = Bench.at(tmp_path, A2)
-    await bench.collector.read(NOW, 0.0)
+    bench = Bench.at(tmp_path, A3)
+    assert {card.pids for card in (await bench.collector.read(NOW, 0.0)).cards} != {None}
     bench.runner.answers["npu-smi info"] = answer
 
     soon = await bench.collector.read(NOW, 2.0)

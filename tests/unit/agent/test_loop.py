@@ -166,7 +166,7 @@ async def test_a_sign_of_life_is_written_when_the_heartbeat_is_over(agent: Agent
     async with running(agent):
         await agent.server.until("the first report", lambda: len(agent.server.written) == 1)
         await polls(agent, 2)  # the loop has noted when it wrote
-        agent.now[0] += agent.loop._settings.every.heartbeat
+        agent.now[0] += agent.loop._settings.every.heartbeat + 1
         await agent.server.until("the sign of life", lambda: len(agent.server.written) == 2)
 
 
