@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from glm5_operator.plan.compat import of_image, unfit
 from glm5_operator.plan.facts import Finding
+from glm5_operator.plan.reading import object_at
 
 if TYPE_CHECKING:
     from glm5_operator.plan.compat import Check
@@ -40,11 +41,21 @@ def preflight(image: str, engine: str, offer: Offer) -> Preflight:
         engine: `native` or `vllm`: whose image it is.
         offer: the pool.
     """
+    if _on_cpu(offer):
+        return Preflight()
     versions = of_image(image, engine)
     faults = [(node.name, fault) for node in offer.nodes if (fault := unfit(versions, node.driver, offer.product))]
     if not faults:
         return Preflight()
     return Preflight(frozenset(name for name, _ in faults), _finding(image, offer, faults), len(faults) == len(offer.nodes))
+
+
+def _on_cpu(offer: Offer) -> bool:
+    """The pool says that its pods compute on the CPU (GLM5_DEVICE=cpu): then no driver is asked for anything."""
+    containers = object_at(dict(offer.pool.spec.pod_template or {}), "spec").get("containers")
+    listed = [item for item in containers if isinstance(item, dict)] if isinstance(containers, list) else []
+    lists = [env for item in listed if isinstance(env := item.get("env"), list)]
+    return any({"name": "GLM5_DEVICE", "value": "cpu"} in env for env in lists)
 
 
 def _finding(image: str, offer: Offer, faults: list[tuple[str, Check]]) -> Finding:

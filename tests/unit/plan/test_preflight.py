@@ -8,7 +8,7 @@ import pytest
 
 from glm5_operator.plan.facts import NodeFacts, Product
 from glm5_operator.plan.product import node_facts
-from tests.unit.plan.builders import node, plan, service, tiny
+from tests.unit.plan.builders import node, plan, pool, service, tiny
 from tests.unit.plan.test_attempt import job
 from tests.unit.plan.test_attempt import plan as plan_run
 
@@ -67,3 +67,10 @@ def test_an_attempt_of_training_stays_off_the_nodes_that_do_not_fit() -> None:
 def test_the_device_plugins_label_tells_the_driver() -> None:
     found = node_facts({"metadata": {"name": "n0", "labels": {"huawei.com/driver.version": "24.1.rc1"}}})
     assert (found.driver, node_facts({"metadata": {"name": "n0"}}).driver) == ("24.1.rc1", "")
+
+
+def test_a_pool_whose_pods_compute_on_the_cpu_asks_no_driver_for_anything() -> None:
+    on_cpu = {"spec": {"containers": [{"name": "engine", "env": [{"name": "GLM5_DEVICE", "value": "cpu"}]}]}}
+    planned = plan(service(), *members("23.0.5"), of=pool({"podTemplate": on_cpu}))
+
+    assert (planned.stalled, planned.warnings) == (None, ())
