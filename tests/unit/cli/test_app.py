@@ -29,9 +29,11 @@ def test_the_crds_are_printed_as_one_stream_for_kubectl() -> None:
     assert list(yaml.safe_load_all(glm5("crds").stdout)) == list(crds().values())
 
 
-@pytest.mark.parametrize("command", ["plan", "deploy", "inference", "status", "crds", "version"])
+@pytest.mark.parametrize(
+    "command", ["plan", "deploy", "inference", "status", "nodes", "node release", "doctor", "compat", "crds", "version"]
+)
 def test_every_command_explains_itself(command: str) -> None:
-    assert "Usage: " in glm5(command, "--help").stdout
+    assert "Usage: " in glm5(*command.split(), "--help").stdout
 
 
 def test_the_exit_codes_of_the_help_are_those_of_the_program() -> None:

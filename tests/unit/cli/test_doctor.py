@@ -87,6 +87,12 @@ def test_a_bundle_says_the_same_as_what_it_was_made_of(tmp_path: Path) -> None:
     assert glm5("doctor", "--from", str(made), "--bundle", str(made)).stderr.startswith(f"error: {made}: is there already")
 
 
+def test_what_a_bundle_concluded_is_no_evidence_when_it_was_unpacked_into_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "diagnosis.json").write_text('{"evidence": ["engine.log: EI0006"]}')
+    (tmp_path / "smi.txt").write_text((OUTPUTS / "info_910b3_8card_idle_24.1.rc1.txt").read_text())
+    assert troubles("--from", str(tmp_path)) == {"": {}}
+
+
 SECRET = "hunter2-hunter2"
 
 
