@@ -82,10 +82,12 @@ def node(
     schedulable: bool = True,
     held: int = 0,
     taints: frozenset[str] = frozenset(),
+    assigned: str = "",
 ) -> NodeFacts:
     """A node with as many cards as a server of its product."""
     count = cards if cards is not None else CARDS[product] if product else 8
-    return NodeFacts(name, {"rack": "a"} if labels is None else labels, product, {RESOURCE: count}, ready, schedulable, held, taints)
+    found = {"rack": "a"} if labels is None else labels
+    return NodeFacts(name, found, product, {RESOURCE: count}, ready, schedulable, held, taints, assigned=assigned)
 
 
 def nodes(product: Product | None = Product.A3, count: int = 2) -> tuple[NodeFacts, ...]:

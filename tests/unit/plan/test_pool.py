@@ -138,3 +138,27 @@ def test_members_are_what_the_plan_of_the_pool_says() -> None:
     nodes = (node("n0"), labelled("n1", "rival"), node("n2", labels={}))
 
     assert tuple(found.name for found in members(mine, [mine, rival], nodes)) == plan_pool(mine, [mine, rival], nodes).members == ("n0",)
+
+
+def test_a_node_that_is_assigned_stays_where_it_is_until_its_label_says_so_and_then_belongs_there_whatever_selects_it() -> None:
+    old, new = pool(), pool({"nodeSelector": {"rack": "elsewhere"}}, name="training")
+    pools = [old, new]
+
+    assert owner_of(node(labels={"rack": "a", "glm5.dev/pool": "inference"}, assigned="training"), pools) == "inference"
+    assert owner_of(node(labels={"rack": "b", "glm5.dev/pool": "inference"}, assigned="training"), pools) == "inference", (
+        "not let go undrained"
+    )
+    assert owner_of(node(labels={"rack": "a", "glm5.dev/pool": "training"}, assigned="training"), pools) == "training"
+    assert owner_of(node(labels={"rack": "a", "glm5.dev/pool": "training"}), pools) == "inference", "without the note the selector counts"
+    assert owner_of(node(labels={"rack": "a"}, assigned="training"), pools) == "training", "nobody has it, so there is nothing to drain"
+    assert owner_of(node(labels={"rack": "a", "glm5.dev/pool": "inference"}, assigned="gone"), pools) == "inference"
+    assert owner_of(node(labels={"rack": "a", "glm5.dev/pool": "training"}, assigned="training"), [old, leaving(new)]) == "inference"
+
+
+def test_a_node_that_was_moved_away_is_no_conflict_for_the_pool_that_selects_it() -> None:
+    old, new = pool(), pool({"nodeSelector": {"rack": "elsewhere"}}, name="training")
+    moved = node(labels={"rack": "a", "glm5.dev/pool": "training"}, assigned="training")
+
+    assert plan_pool(old, [old, new], (moved,)).conflicts == {}
+    assert plan_pool(old, [old, new], (moved,)).changes == ()
+    assert plan_pool(new, [old, new], (moved,)).members == ("n0",)
