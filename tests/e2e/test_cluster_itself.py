@@ -43,7 +43,10 @@ def pod(kind_cluster: KindCluster, worker: str) -> Iterator[str]:
         "command": ["/usr/local/bin/npu-smi", "info", "-m"],
         "resources": {"limits": {RESOURCE: "2"}},
     }
-    spec = {"nodeSelector": {"kubernetes.io/hostname": worker}, "restartPolicy": "Never", "containers": [container]}
+    # Where the demo's chart is installed already, a pod that asks for cards must name the pool that has the node.
+    labels = kind_cluster.kubectl_json("get", "node", worker)["metadata"]["labels"]
+    selector = {key: labels[key] for key in ("kubernetes.io/hostname", "glm5.dev/pool") if key in labels}
+    spec = {"nodeSelector": selector, "restartPolicy": "Never", "containers": [container]}
     manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
     kind_cluster.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
     yield name
