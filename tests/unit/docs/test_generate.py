@@ -72,7 +72,7 @@ def test_the_api_page_has_a_row_for_every_field_and_a_sentence_for_every_rule(ge
     assert len(named) > 10
     assert [path for path in named if f"| `{path}` |" not in page] == []
     messages = [rule["message"] for rule in schema.get("x-kubernetes-validations", [])]
-    assert messages
+    assert messages or crd["spec"]["names"]["kind"] == "AscendNode", "of the kinds only AscendNode isn't written by users"
     assert [text for text in messages if text.replace("|", "\\|") not in page] == []
 
 
