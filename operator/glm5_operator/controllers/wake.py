@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.api import names
 from glm5_operator.kube import Key, key_of, kinds
 from glm5_operator.kube.cache import controller_of, node_of_map
+from glm5_operator.plan.preflight import VERSIONS_DO_NOT_FIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
         yield key_of(resource), 0.0
         if target := ((resource.get("status") or {}).get("move") or {}).get("target"):
             yield Key(kinds.POOL.name, "", target), settle  # it shows who is on the way to it
+        yield from _by_driver(cache, resource)
     elif kind == kinds.MIND_CLUSTER_MAP.name:
         if node := node_of_map(resource["metadata"]["name"]):
             yield Key(names.NODE_KIND, "", node), 0.0
@@ -73,6 +75,15 @@ def _by_adapters(cache: Cache, owner: Resource, settle: float) -> Iterator[tuple
         listed = (service.get("spec") or {}).get("adapters") or ()
         if service["metadata"]["name"] not in targets and any(one.get("source") == f"job://{name}" for one in listed):
             yield key_of(service), settle
+
+
+def _by_driver(cache: Cache, ascend_node: Resource) -> Iterator[tuple[Key, float]]:
+    """What waits for another driver, when the agent of a node of its pool has written: it may have read a new one."""
+    node = cache.get(kinds.NODE.name, "", ascend_node["metadata"]["name"])
+    for key in cache.users_of(_labels(node).get(names.POOL_LABEL, "")) if node else ():
+        user = cache.get(key.kind, key.namespace, key.name) or {}
+        if any(one.get("reason") == VERSIONS_DO_NOT_FIT for one in (user.get("status") or {}).get("conditions") or ()):
+            yield key, NODE_SETTLE
 
 
 def _by_pool(cache: Cache, pool: Resource, settle: float) -> Iterator[tuple[Key, float]]:

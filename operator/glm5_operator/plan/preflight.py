@@ -7,7 +7,7 @@ nobody has read is let through; the runtime looks again when it starts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from glm5_operator.plan.compat import of_image, unfit
 from glm5_operator.plan.facts import Finding
@@ -16,6 +16,10 @@ from glm5_operator.plan.reading import object_at
 if TYPE_CHECKING:
     from glm5_operator.plan.compat import Check
     from glm5_operator.plan.offer import Offer
+
+
+VERSIONS_DO_NOT_FIT: Final = "VersionsDoNotFit"
+"""Reason of the finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def _finding(image: str, offer: Offer, faults: list[tuple[str, Check]]) -> Findi
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     remedy = "update the driver there" if first.found.startswith("driver") else "set the image for these cards"
     return Finding(
-        "VersionsDoNotFit",
+        VERSIONS_DO_NOT_FIT,
         f"{first.sentence} in {image}, on {shown} of NPUPool {offer.pool.metadata.name}: {remedy}, or take an image that `glm5 compat`"
         " lists for them",
     )
