@@ -137,7 +137,7 @@ class NodeFactsReport(StatusModel):
     cards: Annotated[tuple[CardReport, ...], Field(strict=False, max_length=MOST_CARDS)] = ()
     """By physical id."""
     missing: Annotated[tuple[int, ...], Field(strict=False, max_length=MOST_CARDS)] | None = None
-    """Physical ids of cards that were there since the agent first saw the node and aren't any more."""
+    """Physical ids of cards that were there since the agent first saw the node and aren't any more; `cards` has them as Unknown."""
     product: _Word | None = None
     """A2, A3, 310P or 950, as far as npu-smi's layout and names tell."""
     driver: _Word | None = None

@@ -326,6 +326,13 @@ def test_cut_cards_cards_under_reset_and_cards_that_the_plugin_was_not_given_are
 # The rest of the node
 
 
+def test_a_missing_card_that_the_agent_still_lists_is_missing_with_its_ids_and_its_holder() -> None:
+    last = {"npu": 9, "chip": 1, "stale": True, "pids": None, "holder": {"namespace": "team", "pod": "chat-0"}}
+    found = card(health(an_ascend_node(a_card(0), a_card(5, "Unknown", **last), missing=[5])), 5)
+
+    assert (found.npu, found.chip, found.missing, found.known, found.holder) == (9, 1, True, False, "team/chat-0")
+
+
 def test_missing_cards_belong_to_the_npu_of_their_neighbour_where_npus_have_two() -> None:
     dies = [{"physical": number, "npu": number // 2 + 4, "chip": number % 2, "health": "OK"} for number in range(16) if number != 5]
 
