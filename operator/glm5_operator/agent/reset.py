@@ -205,6 +205,7 @@ class Resets:
         except Exception as error:
             message = f"the cards can't be read, so nobody knows whether they are idle: {error!r}"
             raise _RefusedError("CardsUnknown", message) from error
+        facts = _present(facts)
         _must_be_idle(request, facts)
         return facts
 
@@ -306,6 +307,12 @@ class Resets:
 
     def _text(self) -> str:
         return self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _present(facts: NodeFactsReport) -> NodeFactsReport:
+    """Without the cards that npu-smi no longer shows, but for those that a pod still holds: nobody knows what it does with them."""
+    missing = set(facts.missing or ())
+    return facts.model_copy(update={"cards": tuple(card for card in facts.cards if card.physical not in missing or card.holder)})
 
 
 def _must_be_idle(request: ResetRequest, facts: NodeFactsReport) -> None:

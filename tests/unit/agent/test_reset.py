@@ -310,12 +310,20 @@ async def test_hccs_that_is_known_to_be_on_rules_out_one_card_before_npu_smi_is_
 
 
 async def test_a_card_that_fell_off_the_bus_does_not_keep_the_node_from_its_reset(tmp_path: Path) -> None:
-    node = a_node(cards=7, missing=(7,))
+    node = with_card(a_node(missing=(7,)), 7, health="Unknown", stale=True, pids=None)
 
     whole, _ = await asked(tmp_path, A2_HCCS, a_request("whole"), node)
     one, _ = await asked(tmp_path, A2_HCCS, a_request("one", "Device", (7,)), node)
 
     assert (whole.state, one.reason, one.message) == ("Succeeded", "WrongCard", "npu-smi shows no card 7")
+
+
+async def test_a_card_that_fell_off_the_bus_under_a_pod_keeps_the_node_from_its_reset(tmp_path: Path) -> None:
+    node = with_card(a_node(missing=(7,)), 7, health="Unknown", stale=True, pids=None, holder=HELD)
+
+    report, script = await asked(tmp_path, A2_HCCS, a_request(), node)
+
+    assert (report.state, script.calls) == ("Refused", [])
 
 
 # --- several cards ----------------------------------------------------------------------------------------------------------
