@@ -113,7 +113,8 @@ def _agent(report: Mapping[str, Any], *, agent_ready: bool | None, now: datetime
     read = report.get("cards") or ()
     missing = frozenset(report.get("missing") or ())
     # The agent lists a missing card as it last was, for its ids and for who was given it.
-    cards = [replace(card, missing=card.physical in missing) for card in (_card(card, trust=verdict.trust) for card in read)]
+    cards = [_card(card, trust=verdict.trust) for card in read]
+    cards = [replace(card, missing=True, known=False, pids=None) if card.physical in missing else card for card in cards]
     cards += [_absent(physical, cards) for physical in sorted(missing - {card.physical for card in cards})]
     cards.sort(key=lambda card: card.physical)
     words = {int(card["physical"]): str(card.get("health") or "Unknown") for card in read if not card.get("stale")}

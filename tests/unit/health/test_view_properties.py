@@ -69,7 +69,7 @@ def sources(draw: st.DrawFn) -> tuple[Json | None, list[Json], bool | None, str]
         "observedAt": stamp(at(minutes=-draw(ages))),
         "tool": {"state": tool},
         "cards": read,
-        "missing": draw(st.sampled_from([[], [5]])),
+        "missing": draw(st.sampled_from([[], [5], [0]])),
     }
     node = draw(st.sampled_from([None, {"metadata": {"name": "n1"}, "status": {"facts": report}}]))
     return node, draw(maps), draw(st.sampled_from([True, True, False, None])), tool
