@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from glm5_operator.controllers.wake import CARDS_SETTLE, woken_by
+from glm5_operator.controllers.wake import CARDS_SETTLE, NODE_SETTLE, woken_by
 from glm5_operator.kube import Cache, Key
 from tests.support.objects import a_service
 from tests.support.pods import a_pod
@@ -146,3 +146,17 @@ def test_a_job_that_has_ended_wakes_services_that_list_its_adapter() -> None:
     ended = dict(woken_by(filled, a_job(status={"outcome": "Succeeded"}), SETTLE))
     assert ended == {TUNE: 0.0, Key("GLM5Service", "prod", "lister"): SETTLE}
     assert dict(woken_by(filled, a_job("plain", status={"outcome": "Succeeded"}), SETTLE)) == {PLAIN: 0.0}
+
+
+def test_an_agents_word_wakes_what_waits_for_another_driver_in_its_pool_and_nothing_else() -> None:
+    filled = cache()
+    filled.put(node("inference"))
+    ascend_node = {"kind": "AscendNode", "metadata": {"name": "npu-0", "resourceVersion": "1"}}
+    assert dict(woken_by(filled, ascend_node, SETTLE)) == {CARDS: 0.0}
+
+    waits = {"type": "Stalled", "status": "True", "reason": "VersionsDoNotFit"}
+    for name, pool_name in (("chat", "inference"), ("other", "training")):
+        service = a_service(name, pool=pool_name)
+        service["metadata"]["resourceVersion"] = "2"
+        filled.put({**service, "status": {"conditions": [waits]}})
+    assert dict(woken_by(filled, ascend_node, SETTLE)) == {CARDS: 0.0, CHAT: NODE_SETTLE}
