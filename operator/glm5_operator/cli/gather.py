@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
+from glm5_operator.api import names
 from glm5_operator.api.node import AscendNode
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.cli import cluster, nodes, output
@@ -82,8 +83,10 @@ async def _one(client: Client, name: str, ascend_node: Json | None, pools: tuple
         output.note(f"the Node isn't read: {error.message}")
         kube_node = None
     query = urlencode({"fieldSelector": f"spec.nodeName={name}"})
-    pods = [pod for pod in await _list(client, f"{kinds.POD.path()}?{query}", "pods") if has_cards(pod)]
-    texts = [text for pod in pods for text in [*await _events(client, pod), *await _logs(client, pod)]]
+    there = await _list(client, f"{kinds.POD.path()}?{query}", "pods")
+    pods = [pod for pod in there if has_cards(pod)]
+    speaking = [*pods, *(pod for pod in there if _watches_cards(pod) and not has_cards(pod))]
+    texts = [text for pod in speaking for text in [*await _events(client, pod), *await _logs(client, pod)]]
     maps = [found for namespace, prefix in _MAPS if (found := await _map(client, namespace, prefix + name)) is not None]
     return Collected(name, ascend_node, kube_node, tuple(pods), tuple(texts), pools, tuple(maps))
 
@@ -169,6 +172,15 @@ def evidence_of(found: Collected, *, live: bool, now: datetime | None = None) ->
 def has_cards(pod: Json) -> bool:
     """The pod asks for whole cards, as far as their names are known."""
     return bool(images((pod,)))
+
+
+def _watches_cards(pod: Json) -> bool:
+    """The node agent, or MindCluster's pods on the node: what they log explains facts that are missing."""
+    metadata = pod.get("metadata") or {}
+    component = (metadata.get("labels") or {}).get(names.APP_COMPONENT_LABEL)
+    return component == names.COMPONENT_NODE_AGENT or str(metadata.get("name", "")).startswith(
+        ("ascend-device-plugin", "noded", "npu-exporter")
+    )
 
 
 def _offered(allocatable: Mapping[str, int]) -> int | None:

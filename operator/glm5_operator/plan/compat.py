@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -167,6 +167,7 @@ def mismatches(found: Versions) -> tuple[Check, ...]:
     return tuple(one for one in check(found) if one.verdict is Verdict.MISMATCH)
 
 
+@lru_cache(maxsize=256)  # every plan of every service asks
 def of_image(image: str, engine: str = "") -> Versions:
     """What an image's reference tells of its content: the engine's known sets, and words of its tag as vendors write them.
 

@@ -54,10 +54,18 @@ class Machine:
         lines = self.site.glm5("nodes").stdout.splitlines()
         return next(line for line in lines if line.startswith(self.name)).split()
 
-    def pod(self, **container: object) -> None:
-        engine = {"name": "engine", "image": "x:1", "resources": {"limits": {"huawei.com/Ascend910": "2"}}, **container}
-        pod = {"metadata": {"name": "chat-0", "namespace": self.site.namespace}, "spec": {"nodeName": self.name, "containers": [engine]}}
-        self.post(f"/api/v1/namespaces/{self.site.namespace}/pods", {"apiVersion": "v1", "kind": "Pod", **pod})
+    def pod(self, name: str = "chat-0", *, cards: int = 2, says: str = "", **container: object) -> None:
+        """A pod there, and a Warning about it."""
+        namespace = self.site.namespace
+        limits = {"limits": {"huawei.com/Ascend910": str(cards)}} if cards else {}
+        engine = {"name": "engine", "image": "x:1", "resources": limits, **container}
+        pod = {"metadata": {"name": name, "namespace": namespace}, "spec": {"nodeName": self.name, "containers": [engine]}}
+        self.post(f"/api/v1/namespaces/{namespace}/pods", {"apiVersion": "v1", "kind": "Pod", **pod})
+        uid = self.site.cluster.http.get(f"/api/v1/namespaces/{namespace}/pods/{name}").json()["metadata"]["uid"]
+        about = {"kind": "Pod", "name": name, "namespace": namespace, "uid": uid}
+        metadata = {"name": f"{name}.1", "namespace": namespace}
+        event = {"metadata": metadata, "involvedObject": about, "type": "Warning", "reason": "Failed", "message": says}
+        self.post(f"/api/v1/namespaces/{namespace}/events", {"apiVersion": "v1", "kind": "Event", **event})
 
 
 @pytest.fixture
@@ -120,18 +128,10 @@ def test_doctor_names_troubles_of_facts_pods_and_events_and_its_bundle_says_the_
     machine: Machine, tmp_path: Path
 ) -> None:
     machine.report(missing=[8], age=timedelta(hours=1))
-    machine.pod(env=[{"name": "ASCEND_RT_VISIBLE_DEVICES", "value": "3,4"}, {"name": "API_KEY", "value": "hunter2"}])
-    pod = machine.site.cluster.http.get(f"/api/v1/namespaces/{machine.site.namespace}/pods/chat-0").json()
-    event = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": "chat-0.1", "namespace": machine.site.namespace},
-        "involvedObject": {"kind": "Pod", "name": "chat-0", "namespace": machine.site.namespace, "uid": pod["metadata"]["uid"]},
-        "type": "Warning",
-        "reason": "FailedCreatePodSandBox",
-        "message": 'no runtime for "ascend" is configured',
-    }
-    machine.post(f"/api/v1/namespaces/{machine.site.namespace}/events", event)
+    secret = {"name": "API_KEY", "value": "hunter2"}
+    machine.pod(says='no runtime for "ascend" is configured', env=[{"name": "ASCEND_RT_VISIBLE_DEVICES", "value": "3,4"}, secret])
+    machine.pod("ascend-device-plugin-x", cards=0, says="dcmi module initialize failed. ret is -8005")
+    machine.pod("web", cards=0, says="EI0006: nobody asked")
     devices = yaml.safe_load((FIXTURES / "deviceinfo" / "mixed_levels.yaml").read_text())
     devices["metadata"]["name"] = f"mindx-dl-deviceinfo-{machine.name}"
     machine.post("/api/v1/namespaces/kube-system/configmaps", devices)
@@ -139,10 +139,18 @@ def test_doctor_names_troubles_of_facts_pods_and_events_and_its_bundle_says_the_
     run = machine.site.glm5("doctor", "--node", machine.name, "--bundle", str(path), "-o", "json")
     assert run.exit_code == 4
     names = [one["name"] for one in json.loads(run.stdout)["nodes"][0]["troubles"]]
-    assert names == ["FactsStale", "CardMissing", "CardFault", "DeviceNumbersWrong", "SharedMemorySmall", "RuntimeHandlerMissing"]
+    assert names == [
+        "FactsStale",
+        "CardMissing",
+        "CardFault",
+        "DeviceNumbersWrong",
+        "SharedMemorySmall",
+        "RuntimeHandlerMissing",
+        "DevicesClosed",
+    ]
     offline = machine.site.glm5("doctor", "--from", str(path), "-o", "json")
     # How old facts were when they were collected isn't how old they are.
-    assert [one["name"] for one in json.loads(offline.stdout)["nodes"][0]["troubles"]] == names[1:]
+    assert {one["name"] for one in json.loads(offline.stdout)["nodes"][0]["troubles"]} == set(names[1:])
     assert b"hunter2" not in subprocess.run(["gzip", "-dc", str(path)], capture_output=True, check=True).stdout
 
 
