@@ -206,9 +206,11 @@ def _hangs(smi: Smi, node: NodeDevices, *words: str) -> str:
     """What it has printed when it waits, deaf to SIGTERM, and SIGKILL ends it."""
     node.write(smi.state)
     with subprocess.Popen([smi.program, *words], env=smi.env(), stdout=subprocess.PIPE, text=True) as process:
-        wait_for("it to ignore SIGTERM", lambda: deaf_to_sigterm(process.pid), timeout=20, every=0.01)
-        process.terminate()
-        process.kill()
+        try:
+            wait_for("it to ignore SIGTERM", lambda: deaf_to_sigterm(process.pid), timeout=20, every=0.01)
+            process.terminate()
+        finally:
+            process.kill()
         output, _ = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGKILL
     return output

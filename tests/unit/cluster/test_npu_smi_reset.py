@@ -143,17 +143,15 @@ def test_a_reset_that_hangs_has_said_that_it_began(smi: Smi) -> None:
     command = [smi.program, "set", "-t", "reset", "-i", "3", "-c", "0", "-m", "1"]
     with subprocess.Popen(command, env=smi.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("Y\ny\n")
-        printed = ""
-        while "resetting (about" not in printed:
-            line = process.stdout.readline()
-            assert line, printed
-            printed += line
-        wait_for("it to ignore SIGTERM", lambda: deaf_to_sigterm(process.pid), timeout=20, every=0.01)
-        process.terminate()
-        process.kill()
-        assert process.wait(20) == -signal.SIGKILL
+        try:
+            process.stdin.write("Y\ny\n")
+            wait_for("it to ignore SIGTERM", lambda: deaf_to_sigterm(process.pid), timeout=20, every=0.01)
+            process.terminate()
+        finally:
+            process.kill()
+        printed, _ = process.communicate(timeout=20)
 
+    assert process.returncode == -signal.SIGKILL
+    assert "resetting (about 150 seconds)" in printed
     assert parse_reset(printed).outcome == ResetOutcome.CUT
     assert NodeDevices.read(smi.state).reset.done == ()
