@@ -33,7 +33,7 @@ def worker(kind_cluster: KindCluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def pod(kind_cluster: KindCluster, worker: str) -> Iterator[str]:
+def pod(kind_cluster: KindCluster, worker: str) -> Iterator[tuple[str, str]]:
     """A pod on that worker with two cards; its program is a copy of the node's npu-smi that asks for the map and ends."""
     name = f"probe-{secrets.token_hex(3)}"
     container = {
@@ -43,14 +43,16 @@ def pod(kind_cluster: KindCluster, worker: str) -> Iterator[str]:
         "command": ["/usr/local/bin/npu-smi", "info", "-m"],
         "resources": {"limits": {RESOURCE: "2"}},
     }
-    # Where the demo's chart is installed already, a pod that asks for cards must name the pool that has the node.
+    # Where the demo's chart is installed already, a pod that asks for cards must name the pool that has the node, in a namespace of it.
     labels = kind_cluster.kubectl_json("get", "node", worker)["metadata"]["labels"]
     selector = {key: labels[key] for key in ("kubernetes.io/hostname", "glm5.dev/pool") if key in labels}
+    pool = kind_cluster.kubectl_json("get", "npupool", selector["glm5.dev/pool"])["spec"] if "glm5.dev/pool" in selector else {}
+    namespace = next(iter(pool.get("namespaces", ())), "default")
     spec = {"nodeSelector": selector, "restartPolicy": "Never", "containers": [container]}
-    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
     kind_cluster.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
-    yield name
-    kind_cluster.kubectl("delete", "pod", name, "--grace-period=0", "--force", "--wait=false")
+    yield f"--namespace={namespace}", name
+    kind_cluster.kubectl("delete", "pod", f"--namespace={namespace}", name, "--grace-period=0", "--force", "--wait=false")
 
 
 def allocatable(cluster: KindCluster, node: str, resource: str = RESOURCE) -> int:
@@ -74,14 +76,18 @@ def test_the_kubelets_allocatable_follows_health_and_number_of_cards(kind_cluste
     wait_for("four cards left on the bus", lambda: allocatable(kind_cluster, worker) == 4, timeout=30)
 
 
-def test_a_pod_gets_physical_ids_and_npu_smi_counts_logic_ids_from_zero(kind_cluster: KindCluster, worker: str, pod: str) -> None:
+def test_a_pod_gets_physical_ids_and_npu_smi_counts_logic_ids_from_zero(
+    kind_cluster: KindCluster, worker: str, pod: tuple[str, str]
+) -> None:
     def ended() -> bool:
-        return kind_cluster.kubectl_json("get", "pod", pod)["status"]["phase"] in {"Succeeded", "Failed"}
+        return kind_cluster.kubectl_json("get", "pod", *pod)["status"]["phase"] in {"Succeeded", "Failed"}
 
     wait_for("the probe to end", ended, timeout=60)
-    rows = [line.split() for line in kind_cluster.kubectl("logs", pod).splitlines()[1:]]
+    rows = [line.split() for line in kind_cluster.kubectl("logs", *pod).splitlines()[1:]]
     chips = [(row[0], row[2]) for row in rows if row[-1] != "Mcu"]
-    container = json.loads(inside(kind_cluster, worker, "crictl", "ps", "--all", "--output=json", f"--label=io.kubernetes.pod.name={pod}"))
+    container = json.loads(
+        inside(kind_cluster, worker, "crictl", "ps", "--all", "--output=json", f"--label=io.kubernetes.pod.name={pod[1]}")
+    )
     details = json.loads(inside(kind_cluster, worker, "crictl", "inspect", container["containers"][0]["id"]))
     given = dict(entry.split("=", 1) for entry in details["info"]["runtimeSpec"]["process"]["env"])["ASCEND_VISIBLE_DEVICES"]
     assert re.fullmatch(r"\d,\d", given)
