@@ -12,11 +12,10 @@ from benchmarks.health.node import Server
 from benchmarks.operators import ACCOUNT, NAMESPACE, OperatorProcess, operator_kubeconfig
 from tests.cluster.api import ApiCluster, ApiOptions
 from tests.cluster.nodes import RESOURCE
-from tests.cluster.shell import wait_for
 from tests.support.agents import agent_pod
 from tests.support.crds import install_crds
 from tests.support.documents import RACK, cards, pool, tiny
-from tests.support.kube import Kube
+from tests.support.kube import Kube, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +59,7 @@ class Bench:
         def all_there() -> bool:
             return {item["metadata"]["name"] for item in self.kube.list("AscendNode")} >= set(names)
 
-        wait_for(f"{nodes} AscendNodes", all_there, timeout=60 + nodes / 5, every=0.2)
+        until(f"{nodes} AscendNodes", all_there, 60 + nodes / 5, self.told, 0.2)
         return names
 
     def services(self, count: int, replicas: int) -> None:
@@ -72,7 +71,7 @@ class Bench:
             reasons = [self.kube.condition(SPACE, f"s{number}").get("reason") for number in range(count)]
             return reasons.count("Serving") == count
 
-        wait_for(f"{count} services to serve", ready, timeout=120 + count, every=0.5)
+        until(f"{count} services to serve", ready, 120 + count, self.told, 0.5)
 
     def endpoints(self) -> dict[str, set[str]]:
         """Service → nodes of the pods that its clients reach."""
@@ -88,6 +87,15 @@ class Bench:
         """Node → state of its remedy."""
         nodes = self.kube.list("AscendNode")
         return {node["metadata"]["name"]: ((node.get("status") or {}).get("remedy") or {}).get("state", "") for node in nodes}
+
+    def told(self) -> str:
+        """How things are, for a wait that was in vain."""
+        services = [
+            (item["metadata"]["name"], self.kube.condition(SPACE, item["metadata"]["name"])) for item in self.kube.list("GLM5Service")
+        ]
+        unready = [f"{name}: {found.get('reason')}: {found.get('message')}" for name, found in services if found.get("reason") != "Serving"]
+        remedies = {node: state for node, state in self.remedies().items() if state != "Healthy"}
+        return "\n".join([*unready[:5], str(remedies)[:500], self.operator.log.read_text()[-2000:]])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from tests.support.kube import Kube
 
+DRIVER = "25.5.0"
+"""New enough for the engine of the benchmark's services: on an older one they wouldn't start."""
 HCCN_TOOL = """#!/bin/sh
 case "$*" in
   *-link*) echo "link status: UP" ;;
@@ -64,7 +66,7 @@ class NpuNode:
         (programs / "npu-smi").symlink_to(tool("ascend-fake"))
         (programs / "hccn_tool").write_text(HCCN_TOOL)
         (programs / "hccn_tool").chmod(0o755)
-        NodeDevices.idle(product).write(folder / "node.json")
+        replace(NodeDevices.idle(product), version=DRIVER).write(folder / "node.json")
         state = json.loads((folder / "node.json").read_text())
         (folder / "node.json").write_text(json.dumps({**state, "reset": {**(state.get("reset") or {}), **reset}}))
         (folder / "pods.json").write_text('{"Pods": []}')

@@ -21,8 +21,8 @@ from benchmarks.health.cluster import CARDS, SPACE, Bench, running
 from benchmarks.health.node import Kubelets, NpuNode, wait_for_facts
 from benchmarks.health.steady import Steady, write_for_a_while
 from benchmarks.process import Usage
-from tests.cluster.shell import wait_for
 from tests.support.agents import Agent
+from tests.support.kube import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,24 +83,26 @@ def walk(bench: Bench, size: Size) -> Figures:
     quiesce = sorted(each["quiesce"] for each in found)
     return {
         "quiesce_p99_s": [quiesce[math.ceil(0.99 * len(quiesce)) - 1]],
-        "reset_requested_s": [each["asked"] for each in found],
+        "reset_requested_s": [each["asked"] - each["drain"] for each in found],
         "back_s": [each["back"] for each in found],
         "fault to out of the endpoints, s": quiesce,
+        "drain, s": [each["drain"] for each in found],
         "fault to capacity back, s": [each["whole"] for each in found],
     }
 
 
 def one_walk(bench: Bench, nodes: Mapping[str, NpuNode], card: int) -> dict[str, float]:
-    """Seconds of each way. The service must always have an endpoint."""
+    """Seconds of each way; the drain is from out of traffic to the pod's end. The service must always have an endpoint."""
     settle(bench, nodes)
     sick = nodes[sorted(bench.endpoints()["s0"])[0]]
     begin = time.monotonic()
     sick.fail(card)
     quiesce = took(bench, begin, "the replica to leave its endpoints", lambda: sick.name not in bench.endpoints()["s0"])
+    gone = took(bench, begin, "the pod to end", lambda: not held(bench, sick.name))
     asked = took(bench, begin, "the reset to be asked for", lambda: bool(spec_of(bench, sick.name).get("reset")))
     well = took(bench, begin, "the cards to be well", lambda: sick.well)
     whole = took(bench, begin, "the node to be back", lambda: bench.remedies()[sick.name] == "Healthy" and not tainted(bench, sick.name))
-    return {"quiesce": quiesce, "asked": asked, "back": whole - well, "whole": whole}
+    return {"quiesce": quiesce, "drain": gone - quiesce, "asked": asked, "back": whole - well, "whole": whole}
 
 
 def settle(bench: Bench, nodes: Mapping[str, NpuNode]) -> None:
@@ -112,7 +114,7 @@ def settle(bench: Bench, nodes: Mapping[str, NpuNode]) -> None:
         serves = bench.kube.condition(SPACE, "s0").get("reason") == "Serving"
         return serves and len(bench.endpoints()["s0"]) == 2 and set(bench.remedies().values()) == {"Healthy"}
 
-    wait_for("all to be well", quiet, timeout=120, every=0.1)
+    until("all to be well", quiet, 120, bench.told, 0.1)
 
 
 def took(bench: Bench, begin: float, what: str, done: Callable[[], bool]) -> float:
@@ -122,8 +124,13 @@ def took(bench: Bench, begin: float, what: str, done: Callable[[], bool]) -> flo
         assert bench.endpoints().get("s0"), "the service has lost its last endpoint"
         return done()
 
-    wait_for(what, looked, timeout=120, every=0.02)
+    until(what, looked, 120, bench.told, 0.02)
     return time.monotonic() - begin
+
+
+def held(bench: Bench, node: str) -> bool:
+    """Whether a pod of the service is on it."""
+    return any(pod["spec"].get("nodeName") == node for pod in bench.kube.list("Pod", SPACE))
 
 
 def spec_of(bench: Bench, node: str) -> Json:
@@ -160,7 +167,7 @@ def steady(bench: Bench, size: Size) -> Figures:
 def settled(bench: Bench, size: Size) -> None:
     """Until the operator has worked off what it was told."""
     names = ("glm5_operator_queue_depth", "glm5_operator_queue_running")
-    wait_for("an idle operator", lambda: not sum(map(bench.operator.total, names)), timeout=120 + size.steady_nodes / 5, every=0.2)
+    until("an idle operator", lambda: not sum(map(bench.operator.total, names)), 120 + size.steady_nodes / 5, bench.told, 0.2)
 
 
 class Told(Agent):
@@ -185,7 +192,7 @@ def storm(bench: Bench, size: Size) -> Figures:
             pod = held_by[each.node]
             each.held = {card: {"namespace": SPACE, "pod": pod["name"], "container": "engine"} for card in range(CARDS)}
         list(threads.map(Told.say, told))
-        wait_for("all nodes to be well", lambda: set(bench.remedies().values()) == {"Healthy"}, timeout=120, every=0.5)
+        until("all nodes to be well", lambda: set(bench.remedies().values()) == {"Healthy"}, 120, bench.told, 0.5)
         settled(bench, size)
         used, begin = bench.operator.usage().cpu, time.monotonic()
         list(threads.map(lambda each: each.ill(3), told))
@@ -211,7 +218,7 @@ def wait_decided(bench: Bench, names: list[str]) -> int:
         states = bench.remedies()
         return all(states[name] not in {"", "Healthy"} for name in names)
 
-    wait_for("a decision on every node", decided, timeout=300, every=0.5)
+    until("a decision on every node", decided, 300, bench.told, 0.5)
     return min(least)
 
 
