@@ -172,7 +172,6 @@ class Records:
             report = ResetReport(
                 id=unquote(path.stem)[:63],
                 state="Running",
-                reason="RecordBroken",
                 message="the record of this reset can't be read",
             )
             return Record(report, at, at)
