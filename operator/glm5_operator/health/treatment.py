@@ -152,7 +152,8 @@ def _reset(s: Situation, memory: Memory, taken: radius.Reach, message: str) -> D
     linked = tuple(card.physical for card in s.node.cards if card.physical in taken.cards and card.link_up)
     memory = replace(
         memory.to(s.now, "Resetting", "ResetRequested", message),
-        id=s.now.strftime("%Y%m%dt%H%M%S"),
+        # A refusal may come back, and the next try be made, within the same second.
+        id=f"{s.now:%Y%m%dt%H%M%S}-{len(memory.resets) + 1}",
         radius=taken.radius,
         cards=taken.cards,
         linked=linked,
