@@ -4,12 +4,13 @@ The user writes `spec`; the operator labels the nodes and writes `status`. `sche
 field is what `kubectl explain` prints.
 """
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from . import names
-from .common import ApiObject, Model
+from .common import ApiObject, Duration, Model
 from .health_policy import HealthPolicy
 from .podtemplate import PodTemplate
 from .pool_status import NPUPoolStatus
@@ -23,6 +24,19 @@ _SET = {"x-kubernetes-list-type": "set"}
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
 _NamespaceName = Annotated[str, Field(min_length=1, max_length=63)]
 _LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class Loan(Model):
+    """Nodes of this pool that another one has for a while."""
+
+    pool: Annotated[str, Field(min_length=1, max_length=63)]
+    """The pool that gets them."""
+    nodes: Annotated[int, Field(ge=0, le=1024)]
+    """How many. Idle ones go first, one at a time, each by the way of every move: drained, reset, verified. With a smaller number, or
+    without the entry, they come back the same way.
+    """
+    keep: Annotated[Duration, Field(json_schema_extra=validations("loan-keep"))] = timedelta(minutes=10)
+    """How long a node stays lent at least, whatever the number says meanwhile. Default: 10m."""
 
 
 class NPUPoolSpec(Model):
@@ -59,6 +73,10 @@ class NPUPoolSpec(Model):
     pod that asks for cards without naming a pool that is open to its namespace, or that names a node, is refused. Evict: the same, and a
     pod that holds cards of this pool against its rules is evicted. What runs is never touched otherwise. Default: Deny.
     """
+    lend: Annotated[tuple[Loan, ...], Field(strict=False, max_length=8)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pool"]}
+    )
+    """Nodes that other pools have for a while: training at night, say. Default: none."""
     health: HealthPolicy | None = None
     """How sick cards are treated, and how much of it is done at most. Default: DryRun, which says what would be done."""
     pod_template: PodTemplate | None = None

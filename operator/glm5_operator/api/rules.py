@@ -251,6 +251,7 @@ def _shape_rules() -> tuple[Rule, ...]:
         duration("drain-timeout", "1s", "2h"),
         duration("startup-timeout", "10s", "24h"),
         duration("thermal-sustain", "0s", "24h"),
+        duration("loan-keep", "0s", "168h"),
         duration("health-window", "1m", "168h"),
         duration("health-debounce", "0s", "24h"),
         duration("health-verify", "1s", "24h"),

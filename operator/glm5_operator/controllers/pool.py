@@ -16,6 +16,7 @@ from glm5_operator.controllers.announce import announce
 from glm5_operator.controllers.taints import intolerant, with_taint
 from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
+from glm5_operator.plan.lending import plan_loan
 from glm5_operator.plan.pool import NodeChange, PoolPlan, members, plan_pool, plan_release
 from glm5_operator.plan.pool_audit import Audit
 from glm5_operator.status.conditions import gave_up, is_stalled
@@ -54,6 +55,8 @@ class PoolController:
         plan = _unreadable(stated) if isinstance(stated, InvalidObjectError) else await self._plan(stated)
         audit = Audit() if isinstance(stated, InvalidObjectError) else self.auditor.audit(stated, plan, now)
         failures = await self._apply(key.name, plan.changes)
+        if not isinstance(stated, InvalidObjectError):
+            failures += await self._lend(stated, now)
         report = pool_status(pool, plan, audit, [failure.message for failure in failures], now, moves=self.auditor.moves(key.name))
         refused = await self.applier.write_status(pool, report.status)
         self._tell(pool, report)
@@ -102,6 +105,16 @@ class PoolController:
             if failure is not None:
                 failures.append(failure)
         return failures
+
+    async def _lend(self, pool: NPUPool, now: datetime) -> list[ApiFailure]:
+        """Send the next node on its way; where it has to go is all that is written, the rest is every move's."""
+        loan = plan_loan(pool, self.facts.nodes(), now)
+        node = self.cache.get(kinds.NODE.name, "", loan.node) if loan is not None else None
+        if loan is None or node is None:
+            return []
+        notes = {names.MOVE_ANNOTATION: loan.target, names.LENT_ANNOTATION: loan.mark}
+        failure = await self.applier.patch_node(node, labels={}, annotations=notes)
+        return [] if failure is None else [failure]
 
     async def _release(self, key: Key) -> Outcome:
         failures = await self._apply(key.name, plan_release(key.name, self.facts.nodes()))

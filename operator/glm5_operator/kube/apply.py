@@ -101,9 +101,14 @@ class Applier:
         return None
 
     async def patch_node(
-        self, node: Resource, *, labels: Mapping[str, str | None], taints: Sequence[Mapping[str, Any]] | None = None
+        self,
+        node: Resource,
+        *,
+        labels: Mapping[str, str | None],
+        taints: Sequence[Mapping[str, Any]] | None = None,
+        annotations: Mapping[str, str | None] | None = None,
     ) -> ApiFailure | None:
-        """Set (or with None remove) labels of a node, and replace its taints when given; no write when nothing differs.
+        """Set (or with None remove) labels and annotations of a node, and replace its taints when given; no write when nothing differs.
 
         Taints are one atomic list that others write too, and a label that is removed may have got another value since: such a patch
         carries the node's resourceVersion, and a concurrent change is a retryable Conflict.
@@ -116,6 +121,9 @@ class Applier:
             metadata["labels"] = different
             if None in different.values():
                 metadata["resourceVersion"] = node["metadata"]["resourceVersion"]
+        said = node["metadata"].get("annotations") or {}
+        if notes := {name: value for name, value in (annotations or {}).items() if said.get(name) != value}:
+            metadata |= {"annotations": notes, "resourceVersion": node["metadata"]["resourceVersion"]}
         if taints is not None and list(taints) != list((node.get("spec") or {}).get("taints") or ()):
             patch["spec"] = {"taints": list(taints)}
             metadata["resourceVersion"] = node["metadata"]["resourceVersion"]

@@ -60,6 +60,7 @@ class NodeFacts:
         held: NPU cards (dies on A3) that pods on the node hold, ours and others' alike.
         taints: the keys and values of its taints with effect NoSchedule or NoExecute, as `key=value`.
         assigned: the pool that names.MOVE_ANNOTATION says, whatever selects the node; empty for none.
+        lent_by: names.LENT_ANNOTATION, as it is written; empty for none.
         driver: HDK version, from the device plugin's label or the node agent; empty when nobody has read it.
     """
 
@@ -73,6 +74,7 @@ class NodeFacts:
     taints: frozenset[str] = frozenset()
     driver: str = ""
     assigned: str = ""
+    lent_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ def node_facts(node: Mapping[str, Any], held: int = 0) -> NodeFacts:
         held=held,
         taints=frozenset(f"{entry.get('key', '')}={entry.get('value', '')}" for entry in taints),
         driver=str(labels.get(DRIVER_LABEL, "")),
+        lent_by=str((metadata.get("annotations") or {}).get(names.LENT_ANNOTATION, "")),
         assigned=str((metadata.get("annotations") or {}).get(names.MOVE_ANNOTATION, "")),
     )
 

@@ -200,6 +200,10 @@ def _health(**fields: str) -> Json:
     return pool({"health": fields})
 
 
+def _loan(keep: str) -> Json:
+    return pool({"lend": [{"pool": "training", "nodes": 1, "keep": keep}]})
+
+
 def _thermal(sustain: str) -> Json:
     return pool({"health": {"thermal": [{"temperature": 85, "sustain": sustain}]}})
 
@@ -234,6 +238,7 @@ POOL_CASES = [
     ),
     Case("pool-namespaces", pool({"namespaces": ["prod", "test"]}), pool({"namespaces": ["*"]}), "leave the field out"),
     Case("pool-resource", pool({"resourceName": "huawei.com/Ascend910"}), pool({"resourceName": "Ascend910"}), "huawei.com/Ascend910"),
+    Case("loan-keep", _loan("0s"), _loan("168h1s"), "between 0s and 168h"),
     Case("thermal-sustain", _thermal("24h"), _thermal("24h1s"), "between 0s and 24h"),
     Case("health-window", _health(window="1m"), _health(window="59s"), "between 1m and 168h"),
     Case("health-debounce", _health(debounce="0s"), _health(debounce="25h"), "between 0s and 24h"),

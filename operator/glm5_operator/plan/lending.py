@@ -1,0 +1,88 @@
+"""Which node a pool lends next, or takes back, as its spec.lend says. Pure; time is an argument.
+
+Called by the pool controller. It only says where nodes are to be; how they get there is every move's way (`health.handover`). One node at a
+time, and none that a person has sent somewhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from glm5_operator.api import names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from glm5_operator.api.pool import NPUPool
+    from glm5_operator.plan.facts import NodeFacts
+
+KEEP: Final = timedelta(minutes=10)
+"""How long a node stays at least, where the entry that lent it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where a node is to be from now on.
+
+    Attributes:
+        node: its name.
+        target: value of names.MOVE_ANNOTATION.
+        mark: value of names.LENT_ANNOTATION; None takes it off.
+    """
+
+    node: str
+    target: str
+    mark: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    node: NodeFacts
+    since: datetime
+
+
+def plan_loan(pool: NPUPool, nodes: Iterable[NodeFacts], now: datetime) -> Assignment | None:
+    """The next node to lend or to take back; None when all is as wanted, or while one is on its way."""
+    name, everyone = pool.metadata.name, tuple(nodes)
+    wanted = {loan.pool: loan for loan in pool.spec.lend or () if loan.pool != name}
+    lent = _lent_by(name, everyone)
+    if not wanted and not lent:
+        return None
+    for target in sorted({*wanted, *lent}):
+        loan, out = wanted.get(target), lent.get(target, [])
+        count, keep = (loan.nodes, loan.keep) if loan else (0, KEEP)
+        if len(out) > count:
+            back = min((one for one in out if now - one.since >= keep), key=lambda one: (one.node.held, one.node.name), default=None)
+            if back is not None:
+                return Assignment(back.node.name, name, None)
+        elif len(out) < count and not any(_is_moving(node) for node in everyone if _is_of(name, node)):
+            free = (node for node in everyone if _is_of(name, node) and node.assigned in {"", name} and node.ready and node.schedulable)
+            chosen = min(free, key=lambda node: (node.held, node.name), default=None)
+            if chosen is not None:
+                stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                return Assignment(chosen.name, target, f"{name} {target} {stamp}")
+    return None
+
+
+def _lent_by(pool: str, nodes: Iterable[NodeFacts]) -> dict[str, list[_Lent]]:
+    """By the pool that has them, as the marks say. A node that a person has sent somewhere else since is theirs."""
+    found: dict[str, list[_Lent]] = {}
+    for node in nodes:
+        words = node.lent_by.split(" ")
+        if len(words) == 3 and words[0] == pool and words[1] == node.assigned:
+            try:
+                since = datetime.fromisoformat(words[2])
+            except ValueError:
+                continue
+            found.setdefault(words[1], []).append(_Lent(node, since if since.tzinfo else since.replace(tzinfo=UTC)))
+    return found
+
+
+def _is_of(pool: str, node: NodeFacts) -> bool:
+    return node.labels.get(names.POOL_LABEL) == pool
+
+
+def _is_moving(node: NodeFacts) -> bool:
+    return bool(node.assigned) and node.assigned != node.labels.get(names.POOL_LABEL)
