@@ -76,15 +76,23 @@ def compat(
     vllm_ascend: Annotated[str, typer.Option("--vllm-ascend", help="For example 0.23.0.")] = "",
     image: Annotated[str, typer.Option("--image", help="An image whose reference tells its stack.")] = "",
     report: Annotated[str, typer.Option("--report", help="Output of `glm5-runtime doctor --output json`; - is standard input.")] = "",
+    node: Annotated[
+        str | None,
+        typer.Option("--node", help="A node whose driver is taken, as its agent has read it.", autocompletion=completion.node_names),
+    ] = None,
+    kubeconfig: _Kubeconfig = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Say whether versions fit together; without any, show the table.
 
-    What is stated counts more than what image and report tell. Ends with 4 on a mismatch; what the table doesn't speak of is Unknown.
+    What is stated counts more than what node, image and report tell. Ends with 4 on a mismatch; what the table doesn't speak of is Unknown.
     """
     from glm5_operator.cli.compat import show_compat
+    from glm5_operator.cli.nodes import driver_of
     from glm5_operator.plan.compat import Versions
 
+    if node is not None and not driver:
+        driver = driver_of(node, kubeconfig)
     show_compat(Versions(driver, cann, torch_npu, torch, python, mindcluster, vllm_ascend), image, report, form)
 
 

@@ -60,6 +60,16 @@ def release_node(name: str, reason: str, kubeconfig: str | None) -> None:
     output.note(f"{name}: the operator verifies the cards, then gives them back; `glm5 nodes {name}` shows how far it is")
 
 
+def driver_of(name: str, kubeconfig: str | None) -> str:
+    """The driver's version on a node, as its agent has read it."""
+    cluster.check_kubeconfig(kubeconfig)
+    (node,) = cluster.run(_read(name, kubeconfig))
+    driver = _facts(node).get("driver")
+    if not driver:
+        raise CliError(ExitCode.INPUT, "nobody has read its driver yet", where=f"{names.NODE_KIND} {name}", remedy="state --driver")
+    return str(driver)
+
+
 async def _release(name: str, reason: str, kubeconfig: str | None) -> None:
     async with cluster.connected(kubeconfig) as client:
         node = await get_node(client, name)

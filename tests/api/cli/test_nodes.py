@@ -118,6 +118,16 @@ def test_a_quarantined_node_is_released_with_who_and_why_and_others_are_not(mach
     assert machine.ascend_node["status"]["remedy"]["state"] == "Quarantined"  # that is the operator's to change
 
 
+def test_an_image_is_compared_with_a_nodes_driver(machine: Machine) -> None:
+    image = ("--image", "quay.io/ascend/vllm-ascend:v0.23.0")
+    assert "nobody has read its driver yet; state --driver" in machine.site.glm5("compat", "--node", machine.name, *image).stderr
+    machine.report()
+    assert machine.site.glm5("compat", "--node", machine.name, *image).exit_code == 0
+    machine.report(driver="24.1.rc1")
+    run = machine.site.glm5("compat", "--node", machine.name, *image)
+    assert (run.exit_code, "found driver 24.1.rc1, need 25.2 or later" in run.stderr) == (4, True)
+
+
 def test_doctor_finds_nothing_on_a_node_that_is_well(machine: Machine) -> None:
     machine.report()
     run = machine.site.glm5("doctor", "--node", machine.name)
