@@ -167,3 +167,25 @@ def test_of_two_nodes_of_a_pool_one_goes_at_a_time(kube: Kube, build: Build) -> 
     site.agents[first].reset_done()
     site.wait_move(second, "Resetting")
     assert label_of(kube, first) == site.target
+
+
+def test_a_pool_lends_a_node_and_gets_it_back_by_the_same_way(kube: Kube, build: Build) -> None:
+    site = build(mode="DryRun")
+    first, second, _ = site.agents
+
+    def lend(count: int) -> None:
+        kube.patch("NPUPool", "", site.origin, {"spec": {"lend": [{"pool": site.target, "nodes": count, "keep": "0s"}]}})
+
+    lend(1)
+    wait_label(kube, first, site.target)
+    until("the move to be over", lambda: site.move(first) == {}, LIMIT)
+    assert label_of(kube, second) == site.origin
+
+    lend(0)
+    wait_label(kube, first, site.origin)
+    until("no taint and no mark", lambda: _bare(kube.get("Node", "", first)), LIMIT, lambda: str(kube.get("Node", "", first)))
+    stays("at home", lambda: label_of(kube, first) == site.origin, 3)
+
+
+def _bare(node: Json) -> bool:
+    return "taints" not in node["spec"] and "glm5.dev/lent-by" not in node["metadata"].get("annotations", {})
