@@ -82,6 +82,8 @@ class ScriptedRunner(Runner):
     tool: Tool = field(default_factory=Tool)
     answers: dict[str, Answer | Callable[[], Answer]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    fallback: Answer | Callable[[], Answer] = field(default_factory=lambda: exited(NO_SUCH_TYPE, code=1))
+    """Of what isn't in `answers`."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at each call."""
 
@@ -89,7 +91,7 @@ class ScriptedRunner(Runner):
         command = " ".join(argv)
         self.asked.append(command)
         self.news.set()
-        answer = self.answers.get(command, exited(NO_SUCH_TYPE, code=1))
+        answer = self.answers.get(command, self.fallback)
         return answer if isinstance(answer, Answer) else answer()
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from glm5_operator.agent import fields
 from glm5_operator.agent.podresources import SOCKET, Allocations, PodResourcesError, allocations
 from glm5_operator.agent.runner import End
 from glm5_operator.api.node_facts import MOST_CARDS, MOST_CODES, MOST_PROBLEMS, CardReport, NodeFactsReport, ToolReport
@@ -38,8 +39,6 @@ ONE_BY_ONE: Final = 60.0
 """Seconds for which cards are asked singly after the table hung, before it is tried again."""
 ASIDE: Final = 30.0
 """Seconds for which a card that hung isn't asked again."""
-MOST_TEXT: Final = 512
-"""Characters of a message or a problem, as the API has it."""
 MOST_PIDS: Final = 64
 """Processes of a card that are told."""
 AT_ONCE: Final = 4
@@ -97,7 +96,9 @@ class Collector:
         elif memory.hung:
             fresh, problems = await self._singly(now)
             if any(card.stale is None for card in fresh.values()):
-                tool = ToolReport(state="Working", message=f"cards are asked one by one: {memory.hung}", version=self._version())
+                tool = ToolReport(
+                    state="Working", message=fields.message(f"cards are asked one by one: {memory.hung}"), version=self._version()
+                )
         else:
             fresh = {}
         problems += await self._add_codes(fresh, again=full)
@@ -120,10 +121,10 @@ class Collector:
         answer = await self._runner.run(NPU_SMI, "info", limit=self._settings.tool.table_timeout)
         memory.hung = ""
         if answer.end is End.MISSING:
-            return ToolReport(state="Missing", message=_short(answer.why)), None, []
+            return ToolReport(state="Missing", message=fields.message(answer.why)), None, []
         if answer.end is not End.EXITED:
-            memory.hung, memory.one_by_one_until = answer.why, now + ONE_BY_ONE
-            return ToolReport(state="Hanging", message=_short(answer.why), version=self._version()), None, []
+            memory.hung, memory.one_by_one_until = fields.message(answer.why), now + ONE_BY_ONE
+            return ToolReport(state="Hanging", message=fields.message(answer.why), version=self._version()), None, []
         table = parse_info(answer.text)
         problems = [f"npu-smi info: {problem}" for problem in (*table.warnings, *table.problems)]
         if not table.chips:
@@ -131,7 +132,7 @@ class Collector:
         if answer.exit_code:
             problems.append(f"npu-smi info printed a table and exited with {answer.exit_code}")
         memory.table = table
-        return ToolReport(state="Working", version=table.version), table, problems
+        return ToolReport(state="Working", version=self._version()), table, problems
 
     async def _from_table(self, table: InfoTable, *, again: bool) -> tuple[dict[int, CardReport], list[str]]:
         """Cards by physical id, and a word on rows of which that can't be told."""
@@ -308,30 +309,24 @@ class Collector:
             cards=cards,
             missing=missing or None,
             product=table.product.value if table is not None and table.product is not None else None,
-            driver=versions.get("driver") or (table.driver if table is not None else None),
+            driver=versions.get("driver") or (fields.word(table.driver) if table is not None else None),
             firmware=versions.get("firmware"),
             cann=versions.get("cann"),
             allocations_known=given is not None and not given.unclear,
             virtual=given.virtual if given is not None else None,
             hccs=self._rare.hccs,
-            problems=tuple(_short(problem) for problem in dict.fromkeys(all_problems))[:MOST_PROBLEMS] or None,
+            problems=tuple(fields.message(problem) for problem in dict.fromkeys(all_problems))[:MOST_PROBLEMS] or None,
             host=self._rare.host,
         )
 
     def _version(self) -> str | None:
-        return self._memory.table.version if self._memory.table is not None else None
+        return fields.word(self._memory.table.version) if self._memory.table is not None else None
 
 
 def _failure(answer: Answer, read: InfoTable) -> str:
     """In the tool's own words, wherever it printed them."""
     words = read.error.message if read.error is not None else " / ".join(line for line in answer.said.splitlines() if line.strip())
-    return _short(f"exit {answer.exit_code}: {words or 'it printed nothing'}")
-
-
-def _short(text: str) -> str:
-    """Fit for a status: no control characters, and not longer than the field."""
-    clean = "".join(character if character.isprintable() else " " for character in text[:1024]).strip()
-    return clean if len(clean) <= MOST_TEXT else clean[: MOST_TEXT - 3] + "..."
+    return fields.message(f"exit {answer.exit_code}: {words or 'it printed nothing'}")
 
 
 def _load_seen(file: Path) -> dict[int, Chip]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from glm5_operator.agent import fields
 from glm5_operator.agent.runner import End
 from glm5_operator.health.hccn import parse_address, parse_link, parse_net_health, parse_tls
 from glm5_operator.health.npusmi import parse_board, parse_ecc, parse_topology
@@ -111,7 +112,7 @@ class Rare:
         for name, files in (("driver", (DRIVER_FILE,)), ("firmware", (FIRMWARE_FILE,)), ("cann", self._toolkits())):
             text = next((text for file in files if (text := self._host.text(file)) is not None), None)
             if text is not None:
-                self.versions[name] = parse_version_file(text).version
+                self.versions[name] = fields.word(parse_version_file(text).version)
         for physical, card in self._cards.items():
             pcie = self._host.pcie(self._bus(card))
             self._values.setdefault(physical, {}).update(pcie=pcie.now, pcie_most=pcie.most, numa=pcie.numa)
@@ -136,7 +137,7 @@ class Rare:
     async def _board(self, card: CardReport) -> None:
         text = await self._npu_smi("board", "-t", "board", "-i", str(card.npu))
         if text is not None and (firmware := parse_board(text).firmware):
-            self.versions["firmware"] = firmware
+            self.versions["firmware"] = fields.word(firmware)
 
     async def _topology(self) -> None:
         text = await self._npu_smi("topology", "-t", "topo")
@@ -165,11 +166,11 @@ class Rare:
 
     async def _net_health(self, physical: int) -> None:
         text = await self._hccn(f"net health {physical}", physical, "-net_health", "-g")
-        self._set(physical, net_health=parse_net_health(text).status if text is not None else None)
+        self._set(physical, net_health=fields.word(parse_net_health(text).status) if text is not None else None)
 
     async def _address(self, physical: int) -> None:
         text = await self._hccn(f"address {physical}", physical, "-ip", "-g")
-        self._set(physical, address=parse_address(text).address if text is not None else None)
+        self._set(physical, address=fields.word(parse_address(text).address) if text is not None else None)
 
     async def _tls(self, physical: int) -> None:
         text = await self._hccn(f"tls {physical}", physical, "-tls", "-g")

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from glm5_operator.agent.runner import Answer, End
+from glm5_operator.api.node_facts import NodeFactsReport
 from tests.support.vendor_tools import Bench, exited, hung, text
 
 NOW = "2026-11-30T12:00:00Z"
@@ -115,6 +116,20 @@ async def test_versions_come_from_the_hosts_files(tmp_path: Path) -> None:
     facts = await bench.collector.read(NOW, 2.0)
 
     assert (facts.driver, facts.cann) == ("23.0.7", "8.3.RC2")
+
+
+async def test_a_word_without_end_is_cut_so_that_the_rest_of_the_report_is_taken(tmp_path: Path) -> None:
+    bench = Bench.at(tmp_path, A2)
+    version = tmp_path / "host/usr/local/Ascend/driver/version.info"
+    version.parent.mkdir(parents=True)
+    version.write_text("Version=" + "1" * 5000)
+    bench.runner.answers["hccn_tool -i 0 -net_health -g"] = exited(f"net health status: {':' * 500} Success\n")
+    await read_all(bench)
+
+    facts = await bench.collector.read(NOW, 2.0)
+
+    assert NodeFactsReport.model_validate(facts.model_dump()) == facts
+    assert facts.driver == "1" * 128
 
 
 async def test_pcie_link_and_numa_node_of_a_card_come_from_its_slot(tmp_path: Path) -> None:
