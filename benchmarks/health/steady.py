@@ -50,8 +50,9 @@ class Steady:
         self.nodes = []
         for name in self.names:
             hot = self.random.random() < HOT_NODES
-            # As if they had run for long: the next signs of life are spread over the whole interval, and so are the readings.
-            age, phase = self.random.uniform(0, self.settings.every.heartbeat), self.random.uniform(0, READING)
+            # As if they had run for long: the last writes are spread over the whole interval, and so are the readings.
+            interval = self.settings.every.numbers if hot else self.settings.every.heartbeat
+            age, phase = self.random.uniform(0, interval), self.random.uniform(0, READING)
             self.nodes.append(_Node(name, hot, self.reading(hot), -age, phase))
 
     def reading(self, hot: bool) -> NodeFactsReport:
