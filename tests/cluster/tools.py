@@ -55,7 +55,7 @@ TOOLS: dict[str, GoTool] = {
     "pod-resources": GoTool("fake", "./pod-resources"),
 }
 
-API_TOOLS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "helm")
+API_TOOLS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "helm", "pod-resources")
 NODE_TOOLS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubeadm", "kubectl"),
     *("crictl", "coredns", "pause", "podroutes", "runc-clamp"),
