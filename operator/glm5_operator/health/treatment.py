@@ -135,6 +135,10 @@ def _drained(s: Situation, memory: Memory, plan: Plan) -> Decision:
 
 
 def _idle_no_more_or_reset(s: Situation, memory: Memory) -> Decision:
+    if len(memory.remedies) > s.policy.remedies:
+        # A fault that changes its kind would else lead out of here and in again, without an end.
+        told = f"{s.told(Grade.RESET_WHEN_IDLE)}: out of service {len(memory.remedies)} times within the window"
+        return quarantine(memory, s.now, "TooManyRemedies", told)
     taken = radius.reach(s.node, s.cards(Grade.RESET_WHEN_IDLE))
     allowed = taken is not None and len(memory.resets) < s.policy.resets and not s.node.hot_reset
     if taken is not None and allowed and not radius.obstacle(s.node, taken):
@@ -196,10 +200,9 @@ def _again(s: Situation, memory: Memory, reason: str, message: str) -> Decision:
 
 def found_resetting(s: Situation, memory: Memory) -> Decision:
     """MindCluster resets by its own decision. That counts too, or the two could hand a card to each other for ever."""
-    memory = replace(memory, remedies=(*memory.remedies, s.now))
-    if len(memory.remedies) > s.policy.remedies:
+    if len(memory.remedies) >= s.policy.remedies:
         return quarantine(memory, s.now, "TooManyRemedies", "MindCluster resets its cards again and again within the window")
-    return _leave_to_mind_cluster(s, memory)
+    return _leave_to_mind_cluster(s, replace(memory, remedies=(*memory.remedies, s.now)))
 
 
 def _leave_to_mind_cluster(s: Situation, memory: Memory) -> Decision:
