@@ -126,6 +126,7 @@ def pool_crd() -> dict[str, Any]:
             _column("Nodes", ".status.nodes", "Nodes in the pool.", kind="integer"),
             _column("Cards", ".status.cards.total", "Cards that the nodes offer.", kind="integer"),
             _column("Free", ".status.cards.free", "Cards that a new pod could get.", kind="integer"),
+            _column("Violated", _condition("Violated", "status"), "Whether pods hold cards against the pool's rules."),
             _column("Ready", _condition("Ready", "status"), "Whether the pool has nodes with cards."),
             _column("Reason", _condition("Ready", "reason"), "Why, in one word."),
             _column("Age", ".metadata.creationTimestamp", "Time since creation.", kind="date"),
@@ -196,6 +197,7 @@ class _Converter:
             result["properties"] = {name: self.convert(child, f"{path}.{name}") for name, child in merged["properties"].items()}
         if "items" in merged:
             result["items"] = self.convert(merged["items"], f"{path}[]")
+            result.setdefault("x-kubernetes-list-type", "atomic")  # what the API server takes a list for that says nothing
         if isinstance(merged.get("additionalProperties"), dict):
             result["additionalProperties"] = self.convert(merged["additionalProperties"], f"{path}.*")
         if "type" not in result and not result.get("x-kubernetes-int-or-string"):

@@ -30,6 +30,7 @@ from glm5_operator.pods import PodReader
 from glm5_operator.status.refusals import job_refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from glm5_operator.kube import Key, Parts, Resource
@@ -46,6 +47,17 @@ def site(settings: Settings) -> Site:
     chosen = settings.site
     images = {"native": chosen.native_image, "vllm": chosen.vllm_image}
     return Site(images, chosen.cluster_domain, chosen.image_pull_policy, settings.progress.port)
+
+
+def _pools(
+    parts: Parts, facts: Facts, daemon_sets: Callable[[], Awaitable[list[Resource]]], resync: timedelta, recheck: timedelta
+) -> PoolController:
+    audit = parts.settings.audit
+    exempt = Exempt(audit.exempt_namespaces, audit.daemon_set_namespaces)
+    auditor = Auditor(parts.cache, parts.applier, facts, exempt, timedelta(seconds=audit.evict_after))
+    pool_metrics.register(parts.metrics, parts.cache)
+    interval = timedelta(seconds=audit.interval)
+    return PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck, auditor, interval)
 
 
 def build(parts: Parts) -> Controllers:
@@ -73,12 +85,7 @@ def build(parts: Parts) -> Controllers:
     resync, recheck = timedelta(seconds=parts.settings.queue.resync), timedelta(seconds=parts.settings.queue.recheck)
     adapters = Adapters(parts.cache, parts.applier, PodReader())
     services = ServiceController(parts.cache, parts.applier, parts.events, facts, adapters, resync, recheck)
-    audit = parts.settings.audit
-    exempt = Exempt(audit.exempt_namespaces, audit.daemon_set_namespaces)
-    auditor = Auditor(parts.cache, parts.applier, facts, exempt, timedelta(seconds=audit.evict_after))
-    interval = timedelta(seconds=audit.interval)
-    pools = PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck, auditor, interval)
-    pool_metrics.register(parts.metrics, parts.cache)
+    pools = _pools(parts, facts, daemon_sets, resync, recheck)
     asking = parts.settings.progress
     interval, tell = timedelta(seconds=asking.interval), timedelta(seconds=asking.tell)
     poller = ProgressPoller(parts.cache, PodReader(), parts.wake, interval, tell, asking.port)
