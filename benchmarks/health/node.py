@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 DRIVER = "25.5.0"
 """New enough for the engine of the benchmark's services: on an older one they wouldn't start."""
-HCCN_TOOL = """#!/bin/sh
-case "$*" in
-  *-link*) echo "link status: UP" ;;
-  *-net_health*) echo "net health status: Success" ;;
-  *) exit 1 ;;
-esac
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +51,14 @@ class NpuNode:
     _given: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, name: str, product: str, folder: Path, server: Server, **reset: object) -> Self:
-        """Put the node there and start its agent; `reset` is how npu-smi's reset goes (ascend-fake's reset.go)."""
+    def start(cls, name: str, product: str, folder: Path, server: Server, *, hccs: bool = False) -> Self:
+        """Put the node there and start its agent; with `hccs` a reset of one A2 card takes all."""
         programs, kubelet = folder / "bin", folder / "kubelet" / "pod-resources"
         for each in (programs, kubelet):
             each.mkdir(parents=True)
-        (programs / "npu-smi").symlink_to(tool("ascend-fake"))
-        (programs / "hccn_tool").write_text(HCCN_TOOL)
-        (programs / "hccn_tool").chmod(0o755)
-        replace(NodeDevices.idle(product), version=DRIVER).write(folder / "node.json")
-        state = json.loads((folder / "node.json").read_text())
-        (folder / "node.json").write_text(json.dumps({**state, "reset": {**(state.get("reset") or {}), **reset}}))
+        for name_of_tool in ("npu-smi", "hccn_tool"):
+            (programs / name_of_tool).symlink_to(tool("ascend-fake"))
+        replace(NodeDevices.idle(product), version=DRIVER).resetting(hccs=hccs).write(folder / "node.json")
         (folder / "pods.json").write_text('{"Pods": []}')
         with (folder / "agent.log").open("wb") as log:
             socket = subprocess.Popen([tool("pod-resources"), kubelet / "kubelet.sock", folder / "pods.json"], stdout=log, stderr=log)
@@ -79,12 +69,12 @@ class NpuNode:
 
     def fail(self, card: int) -> None:
         """The source shows a fault from now on."""
-        self._change(card, health="Critical", codes=["80E01801"])
+        NodeDevices.read(self._cards).change(card, health="Critical", codes=("80E01801",)).write(self._cards)
 
     @property
     def well(self) -> bool:
         """The source shows none."""
-        return all(device["health"] == "OK" for device in json.loads((self.folder / "node.json").read_text())["devices"])
+        return all(device.health == "OK" for device in NodeDevices.read(self._cards).devices)
 
     @property
     def usage(self) -> Usage:
@@ -119,13 +109,9 @@ class NpuNode:
         for process in (self.agent, self.kubelet):
             process.wait(timeout=30)
 
-    def _change(self, card: int, **fields: object) -> None:
-        path = self.folder / "node.json"
-        state = json.loads(path.read_text())
-        state["devices"] = [{**device, **fields} if device["physical"] == card else device for device in state["devices"]]
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(state))
-        draft.replace(path)
+    @property
+    def _cards(self) -> Path:
+        return self.folder / "node.json"
 
 
 class Kubelets:
