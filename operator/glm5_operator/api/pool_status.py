@@ -6,6 +6,7 @@
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic.config import JsonDict
 
 from .common import Condition, StatusModel
 from .node import MoveState
@@ -17,7 +18,7 @@ MOST_MOVES = 64
 
 Violating = Literal["NoPool", "OtherPool", "NamespaceNotOpen"]
 
-_ATOMIC = {"x-kubernetes-list-type": "atomic"}
+_ATOMIC: JsonDict = {"x-kubernetes-list-type": "atomic"}
 _Ids = Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(strict=False, max_length=64)]
 _Time = Annotated[str, Field(max_length=40)]
 _Word = Annotated[str, Field(max_length=253)]
