@@ -268,9 +268,9 @@ def test_a_node_is_read_written_and_kept_up_to_date_with_the_rights_of_the_chart
     assert used_by(ACCOUNT, site.release.cluster) >= granted_by(rights.AGENT)
 
 
-def test_a_reset_that_is_asked_for_is_answered(site: Site, start_agent: StartAgent) -> None:
+def test_a_reset_that_is_asked_for_is_answered_and_the_agent_ends_when_told_to(site: Site, start_agent: StartAgent) -> None:
     node, _ = site.nodes
-    start_agent(node)
+    agent = start_agent(node)
     request = {"id": "late-1", "radius": "Node", "cards": [0], "deadline": "2020-01-01T00:00:00Z"}
     merge = {"content-type": "application/merge-patch+json"}
     site.http.patch(f"{NODES}/{node}", json={"spec": {"reset": request}}, headers=merge).raise_for_status()
@@ -281,3 +281,5 @@ def test_a_reset_that_is_asked_for_is_answered(site: Site, start_agent: StartAge
     report = wait_for("the answer to the reset", answered, timeout=30)
 
     assert (report["state"], report["reason"]) == ("Refused", "TooLate")
+    agent.process.terminate()
+    assert agent.process.wait(20) == 0
