@@ -160,10 +160,13 @@ class NodeController:
         return [failure for failure in found if failure is not None]
 
     def _tell(self, seen: _Seen, decision: Decision) -> None:
-        """An Event for each alert, and for a step that has none: an object has ten in ten minutes, and a quarantine must be among them."""
+        """An Event for each alert of a step, or for a step without: an object has ten in ten minutes, and a quarantine must be among them.
+
+        Trouble that goes on is no news, for a new leader neither: it doesn't know what the last one has sent.
+        """
         before, after = seen.memory, decision.memory
-        if before.since is None:
-            return  # a node just seen has an agent that hasn't reported yet, and that is no news
+        if before.since is None or (before.state, before.reason) == (after.state, after.reason):
+            return  # nor is it news that the agent of a node just seen hasn't reported yet
         dry = "(dry run) " if after.dry_run else ""
         for alert in decision.alerts:
             self.events.warning(seen.ascend_node, alert.reason, dry + alert.message)
