@@ -99,6 +99,11 @@ class Metrics:
             ["cause"],
             registry=self.registry,
         )
+        self._of_remedies()
+        self.leader = Gauge("glm5_operator_leader", "1 while this process may write.", registry=self.registry)
+        self.loop_lag = Gauge("glm5_operator_event_loop_lag_seconds", "How late the event loop ran its last timer.", registry=self.registry)
+
+    def _of_remedies(self) -> None:
         self.remedy_steps = Counter(
             "glm5_remedy_steps_total",
             "Steps of nodes' remedies by step and reason; dry: only told.",
@@ -123,8 +128,6 @@ class Metrics:
             buckets=_REMEDY_SECONDS,
             registry=self.registry,
         )
-        self.leader = Gauge("glm5_operator_leader", "1 while this process may write.", registry=self.registry)
-        self.loop_lag = Gauge("glm5_operator_event_loop_lag_seconds", "How late the event loop ran its last timer.", registry=self.registry)
 
     def live_gauge(self, name: str, help_text: str, labels: Iterable[str], read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
         """A gauge that is read when scraped, for what other objects know anyway."""
