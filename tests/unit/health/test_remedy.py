@@ -618,7 +618,8 @@ def test_a_node_has_not_returned_before_its_pods_have() -> None:
     watch = Watch()
     held = Room(quiet=frozenset({"prod/chat-0"}))
     watch.look(a_node(faults={3: "Alarm"}, held_by=HELD), Room(others=1))
-    watch.until("Returning", a_node(held_by=HELD), Room(quiet=held.quiet, others=1))
+    back = watch.until("Returning", a_node(held_by=HELD), Room(quiet=held.quiet, others=1))
+    assert back.return_to_traffic == ("prod/chat-0",)
     for _ in range(100):
         assert watch.look(a_node(held_by=HELD), held).return_to_traffic == ("prod/chat-0",)
     assert watch.memory.state == "Returning"

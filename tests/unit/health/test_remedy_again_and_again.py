@@ -101,6 +101,17 @@ def test_a_chip_that_always_heals_by_itself_is_kept_out_in_the_end_too() -> None
     assert comings == watch.policy.remedies
 
 
+def test_after_too_many_comings_and_goings_not_even_a_reset_is_tried_any_more() -> None:
+    watch = Watch()
+    for _ in range(watch.policy.remedies):
+        watch.look(a_node(faults={4: "Alarm"}), Room(others=1))
+        watch.until("Healthy", a_node(), Room(others=1))
+    last = watch.until("Quarantined", a_node(faults={4: "Alarm"}))
+
+    assert last.reason == "TooManyRemedies"
+    assert not any(decision.reset for decision in watch.seen)
+
+
 def test_engines_are_not_restarted_for_ever() -> None:
     watch = Watch()
     for _ in range(20):
