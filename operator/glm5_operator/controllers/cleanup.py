@@ -31,6 +31,8 @@ HOLD_SECONDS: Final = 60
 
 ROUNDS: Final = 5
 """A node changed by somebody else meanwhile is tried again this often."""
+_NOTES: Final = (names.MOVE_ANNOTATION, names.LENT_ANNOTATION)
+"""Where a node was to go, and who lent it: an operator that is installed anew must not act on it."""
 
 
 class CleanupError(Exception):
@@ -80,7 +82,9 @@ async def release_all_nodes(client: Client, metrics: Metrics) -> int:
         failures: list[ApiFailure] = []
         nodes = [node async for page, _ in client.pages(kinds.NODE) for node in page if _is_marked(node)]
         for node in nodes:
-            failure = await applier.patch_node(node, labels={names.POOL_LABEL: None}, taints=without_taints(node))
+            failure = await applier.patch_node(
+                node, labels={names.POOL_LABEL: None}, taints=without_taints(node), annotations=dict.fromkeys(_NOTES)
+            )
             if failure is None:
                 released.add(node["metadata"]["name"])
             else:
@@ -103,7 +107,9 @@ async def _end_remedies(client: Client, applier: Applier) -> None:
 
 
 def _is_marked(node: Resource) -> bool:
-    return names.POOL_LABEL in (node["metadata"].get("labels") or {}) or without_taints(node) is not None
+    metadata = node["metadata"]
+    noted = any(name in (metadata.get("annotations") or {}) for name in _NOTES)
+    return noted or names.POOL_LABEL in (metadata.get("labels") or {}) or without_taints(node) is not None
 
 
 def _taken(spec: dict[str, Any]) -> dict[str, Any]:

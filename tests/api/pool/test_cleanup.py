@@ -20,7 +20,10 @@ def test_nothing_of_ours_is_left_on_any_node_and_a_running_operator_ends(
 ) -> None:
     (node,) = add_nodes(1)
     theirs = {"key": "example.com/maintenance", "effect": "PreferNoSchedule"}
-    kube.patch("Node", "", node, {"metadata": {"labels": {"example.com/mine": "stays"}}, "spec": {"taints": [theirs]}})
+    moved = {"glm5.dev/move-to": "nowhere", "glm5.dev/lent-by": "nobody"}
+    kube.patch(
+        "Node", "", node, {"metadata": {"labels": {"example.com/mine": "stays"}, "annotations": moved}, "spec": {"taints": [theirs]}}
+    )
     kube.create(pool(rack, taint=True))
     wait_label(kube, node, rack)
     until("our taint", lambda: taints_of(kube, node) == [theirs, OURS], 20)
@@ -50,5 +53,7 @@ def _marked(kube: Kube) -> list[str]:
     return [
         node["metadata"]["name"]
         for node in kube.list("Node")
-        if LABEL in node["metadata"]["labels"] or any(taint["key"] == "glm5.dev/role" for taint in node["spec"].get("taints", ()))
+        if LABEL in node["metadata"]["labels"]
+        or any(name.startswith("glm5.dev/") for name in node["metadata"].get("annotations", ()))
+        or any(taint["key"] == "glm5.dev/role" for taint in node["spec"].get("taints", ()))
     ]
