@@ -173,8 +173,11 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   value: {{ join "," . | quote }}
 {{- end }}
 {{- if kindIs "slice" $admission.daemonSetNamespaces }}
+{{- /* An empty list is a variable without a value, which is not the setting's default; the API server would drop `value: ""`. */}}
 - name: GLM5_OPERATOR_AUDIT_DAEMON_SET_NAMESPACES
-  value: {{ join "," $admission.daemonSetNamespaces | quote }}
+{{- with join "," $admission.daemonSetNamespaces }}
+  value: {{ . | quote }}
+{{- end }}
 {{- end }}
 - name: GLM5_OPERATOR_LOG_LEVEL
   value: {{ .Values.logLevel | default "info" | quote }}

@@ -40,7 +40,8 @@ def test_the_last_line_has_the_eight_figures_and_says_why_one_is_missing(tmp_pat
     assert list(AIMS) == KEYS
     printed = tmp_path / "e2e.txt"
     printed.write_text(
-        'noise\n{"fault": "rank", "recover_s": 23.5, "of_it_load_s": 14.0, "attempts": 2}\n{"fault": "operator", "recover_s": 1.0, "attempts": 1}\n'
+        'noise\n{"fault": "rank", "recover_s": 23.5, "of_it_load_s": 14.0, "attempts": 2}\n'
+        '{"fault": "operator", "recover_s": 1.0, "attempts": 1}\n'
     )
 
     seconds, _ = recoveries(printed)
