@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SOON: Final = timedelta(seconds=1)
 LATER: Final = timedelta(seconds=10)
-_TRY_AGAIN: Final = frozenset({"CardsBusy", "AnotherReset", "TooLate"})
+_TRY_AGAIN: Final = frozenset({"CardsBusy", "CardsUnknown", "AnotherReset", "TooLate"})
 """Refusals that pass by themselves; any other needs a person."""
 
 

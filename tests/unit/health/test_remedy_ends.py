@@ -26,7 +26,8 @@ def test_a_refusal_that_only_a_person_can_lift_ends_in_quarantine_at_once(reason
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"), [("Refused", "CardsBusy"), ("Refused", "AnotherReset"), ("Refused", "TooLate"), ("Failed", "")]
+    ("state", "reason"),
+    [("Refused", "CardsBusy"), ("Refused", "CardsUnknown"), ("Refused", "AnotherReset"), ("Refused", "TooLate"), ("Failed", "")],
 )
 def test_what_may_pass_is_tried_again_with_a_new_id_within_the_budget(state: str, reason: str) -> None:
     watch = Watch()
