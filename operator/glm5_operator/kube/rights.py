@@ -61,8 +61,14 @@ CLUSTER: Final = (
         (*_SEE, "create", "patch", "delete"),
         "One for each node of a pool; the reset that the agent is asked for; and the note of a person who released a node, once obeyed.",
     ),
-    _right(kinds.ASCEND_NODE, ("patch",), "The remedy and its conditions; what agents report stays theirs.", subresource="status"),
-    _right(kinds.NODE, (*_SEE, "patch"), "Nodes of pools: cards are counted, the pool's label and taint set and taken off."),
+    _right(kinds.ASCEND_NODE, ("patch",), "The remedy, a move, and the conditions; what agents report stays theirs.", subresource="status"),
+    _right(
+        kinds.NODE,
+        (*_SEE, "patch"),
+        "Nodes of pools: cards are counted. Label glm5.dev/pool and taints glm5.dev/role, glm5.dev/health (remedy or quarantine) and "
+        "glm5.dev/moving are set and taken off, and annotations glm5.dev/move-to and glm5.dev/lent-by are written for a loan. "
+        "Nothing else of a node is ever written.",
+    ),
     _right(kinds.POD, _SEE, "Why a pod isn't ready, and which cards pods hold, also those that aren't ours. No logs, no exec."),
     _right(
         kinds.POD,
@@ -85,7 +91,12 @@ CLUSTER: Final = (
         )
         for kind in kinds.CHILDREN
     ),
-    _right(kinds.DAEMON_SET, ("list",), "Before a pool's taint is set: whether each DaemonSet of its nodes tolerates it."),
+    _right(
+        kinds.DAEMON_SET,
+        ("list",),
+        "Before a pool's taint glm5.dev/role is set: whether each DaemonSet of its nodes tolerates it. And whether MindCluster's device "
+        "plugin resets cards by itself: its flag -hotReset.",
+    ),
     _right(kinds.EVENT, ("create",), "Events on services, fine-tuning jobs and pools, in the object's namespace."),
     _right(kinds.EVENT, ("list",), "Why the pods of a Job can't be created: its controller says so nowhere else."),
 )
@@ -95,7 +106,12 @@ NAMESPACE: Final = (_right(kinds.LEASE, ("get", "create", "update"), "The lease 
 """In the operator's own namespace."""
 
 CLEANUP_CLUSTER: Final = (
-    _right(kinds.NODE, ("list", "patch"), "Taking the operator's label and taints off."),
+    _right(
+        kinds.NODE,
+        ("list", "patch"),
+        "Taking off what the operator put on nodes: label glm5.dev/pool, taints glm5.dev/role, glm5.dev/health and glm5.dev/moving, "
+        "annotations glm5.dev/move-to and glm5.dev/lent-by.",
+    ),
     _right(kinds.POD, ("list", "patch"), "Putting replicas back into traffic that wait for a remedy."),
     _right(kinds.ASCEND_NODE, ("list", "delete"), "They are the operator's, and nobody would write them any more."),
 )
