@@ -37,6 +37,13 @@ IDLE = "info_910b2c_16card_loaded_24.1.rc1.txt"
 APPLY = {"content-type": "application/apply-patch+yaml"}
 FACTS: dict[str, Any] = {"observedAt": "2026-11-30T12:00:00Z", "tool": {"state": "Working"}}
 REMEDY: dict[str, Any] = {"state": "Healthy", "since": "2026-11-30T12:00:00Z", "reason": "AllWell"}
+MOVE: dict[str, Any] = {
+    "origin": "a",
+    "target": "b",
+    "state": "Verifying",
+    "since": "2026-11-30T12:00:00Z",
+    "started": "2026-11-30T12:00:00Z",
+}
 
 
 @dataclass(frozen=True)
@@ -130,9 +137,10 @@ def test_a_token_that_names_no_node_writes_nothing(site: Site) -> None:
     "part",
     [
         {"remedy": REMEDY},
+        {"move": MOVE},
         {"conditions": [{"type": "Quarantined", "status": "False", "reason": "No", "lastTransitionTime": "2026-11-30T12:00:00Z"}]},
     ],
-    ids=["remedy", "conditions"],
+    ids=["remedy", "move", "conditions"],
 )
 def test_an_agent_may_not_write_the_operators_part(site: Site, part: dict[str, Any]) -> None:
     own, _ = site.nodes
@@ -141,6 +149,21 @@ def test_an_agent_may_not_write_the_operators_part(site: Site, part: dict[str, A
 
     assert answer.status_code == 403
     assert "status.facts and status.resets, nothing else" in answer.json()["message"]
+
+
+def test_an_agent_may_not_take_the_operators_part_away(site: Site) -> None:
+    own, _ = site.nodes
+    body = {"apiVersion": "glm5.dev/v1alpha1", "kind": "AscendNode", "metadata": {"name": own}, "status": {"move": MOVE}}
+    operators = {"fieldManager": "glm5-operator"}
+    site.http.patch(f"{NODES}/{own}/status", params=operators, json=body, headers=APPLY).raise_for_status()
+
+    with site.bearer(site.token(own)) as client:
+        merge = {"content-type": "application/merge-patch+json"}
+        answer = client.patch(f"{NODES}/{own}/status", json={"status": {"move": None}}, headers=merge)
+
+    assert answer.status_code == 403, answer.text
+    assert site.status(own)["move"] == MOVE
+    site.http.patch(f"{NODES}/{own}/status", params=operators, json={**body, "status": {}}, headers=APPLY).raise_for_status()
 
 
 def test_what_the_operator_wrote_stays_when_the_agent_writes(site: Site) -> None:
