@@ -173,6 +173,8 @@ def unfit(node: NodeHealth, policy: Policy) -> str:
         return "no card is known of the node: the node agent must report"
     if not node.allocations_known:
         return "nobody knows who holds the cards: the agent can't read kubelet's PodResources API"
+    if node.reset is not None and node.reset.state == "Running":
+        return f"reset {node.reset.id} is still running"
     if node.pods:
         return f"pod {node.pods[0]} requests cards of the node"
     return next((why for card in node.cards if (why := _unfit_card(card, policy))), "")

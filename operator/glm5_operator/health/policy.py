@@ -20,8 +20,9 @@ SETTLE: Final = timedelta(seconds=2)
 """Between taking a pod out of traffic and asking it to end: endpoints and proxies take that long to stop sending."""
 RESET_BEGINS: Final = timedelta(minutes=2)
 """A reset that the agent hasn't begun by then isn't begun any more: what was seen before it is too old."""
-RESET_TAKES: Final = timedelta(minutes=12)
-"""From the request to the agent's last word: 2 min to begin, 400 s of the command (facts/ascend.md §5.3: up to 360 s), and some."""
+RESET_TAKES: Final = timedelta(minutes=18)
+"""From the request to the agent's last word: 2 min to begin; commands, one after the other, of which none is begun after 400 s; 400 s of
+the last one (facts/ascend.md §5.3: up to 360 s); and some for the looks between them."""
 BOOT_TAKES: Final = timedelta(minutes=5)
 """After a reset, before a fault that is still there counts: MindCluster gives the boot 180 s."""
 VERIFY_TAKES: Final = timedelta(minutes=15)

@@ -83,6 +83,12 @@ class Situation:
         """Cards of which nothing is concluded, neither good nor bad."""
         return tuple(card.physical for card in self.node.cards if not card.known and not card.missing)
 
+    @property
+    def resetting(self) -> str:
+        """Which reset the agent says is running, in words; empty when none is."""
+        reset = self.node.reset
+        return f"reset {reset.id} is still running" if reset is not None and reset.state == "Running" else ""
+
     def told(self, *grades: Grade) -> str:
         """The faults of these grades in words: `card 3: 80E01801 (RestartNPU)`."""
         texts = [
@@ -130,6 +136,8 @@ class Situation:
             return "the node isn't Ready"
         if self.node.recovering:
             return f"MindCluster is resetting {radius.ids(self.node.recovering)}"
+        if self.resetting:
+            return self.resetting
         mine = [card for card in self.node.cards if not memory.cards or card.physical in memory.cards]
         if gone := set(memory.cards) - {card.physical for card in mine}:
             return f"{radius.ids(gone)} can't be seen"

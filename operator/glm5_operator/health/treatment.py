@@ -75,6 +75,9 @@ def _recovering(s: Situation, memory: Memory) -> Decision:
             return quarantine(memory, s.now, "CardUnknown", f"{radius.ids(s.unknown)} can't be read any more")
         memory = replace(memory.to(s.now, memory.state, "CardUnknown", f"{radius.ids(s.unknown)} can't be read"), healthy_since=None)
         return answer(memory, Step.WAIT, quiesce=memory.quieted, requeue_after=LATER)
+    if s.resetting:  # one of which the agent's last word was waited for in vain: what it takes isn't well yet
+        memory = replace(memory.to(s.now, memory.state, "ResetRunning", s.resetting), healthy_since=None)
+        return answer(memory, Step.WAIT, quiesce=memory.quieted, requeue_after=LATER)
     since = memory.healthy_since or s.now
     if s.now - since >= s.policy.debounce:
         if len(memory.remedies) > s.policy.remedies:
@@ -108,10 +111,10 @@ def _draining(s: Situation, memory: Memory) -> Decision:
         decision = _drain(s, memory, plan)
         if not (blocked := _blocked(s, plan)):
             return _drained(s, decision.memory, plan)
-    elif s.cards(Grade.RESET_WHEN_IDLE):
+    elif s.cards(Grade.RESET_WHEN_IDLE) and not s.resetting:
         return _idle_no_more_or_reset(s, memory)
     else:
-        decision, blocked = _recovering(s, memory), "the faults come and go"
+        decision, blocked = _recovering(s, memory), s.resetting or "the faults come and go"
     if decision.memory.state == "Draining" and elapsed(s.now, memory.since, s.policy.drain):
         return quarantine(decision.memory, s.now, "DrainTimeout", f"after {seconds(s.policy.drain)} still: {blocked}")
     return decision

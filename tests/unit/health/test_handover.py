@@ -175,6 +175,7 @@ def test_health_that_breaks_off_while_it_is_verified_begins_anew_and_blocks_in_t
         (a_node(pids={4: None}), "nobody knows which processes are on card 4"),
         (a_node(changed={4: {"memory_used": None}}), "in use is unknown"),
         (a_node(pods=("prod/late",)), "prod/late"),
+        (replace(a_node(), reset=ResetResult("r-1", "Running")), "reset r-1 is still running"),
     ],
 )
 def test_what_is_not_known_is_not_idle(node: NodeHealth, told: str) -> None:

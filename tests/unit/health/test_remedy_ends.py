@@ -72,6 +72,27 @@ def test_an_agent_that_died_in_the_middle_leaves_the_judgement_to_the_cards() ->
     assert watch.path[-3:] == ["Verifying", "Returning", "Healthy"]
 
 
+def test_a_node_does_not_return_while_the_agent_still_resets() -> None:
+    watch = Watch()
+    running = answered(a_node(), resetting(watch), "Running")
+    assert watch.until("Verifying", running).reason == "ResetUnanswered"
+    for _ in range(200):
+        assert watch.look(running).memory.state == "Verifying"
+    assert "is still running" in watch.memory.message
+
+    watch.until("Returning", a_node())
+
+
+def test_what_runs_on_after_a_fault_came_back_and_went_keeps_the_node_out_too() -> None:
+    watch = Watch()
+    sick = answered(a_node(faults={3: "RestartNPU"}), resetting(watch), "Running")
+    watch.until("Verifying", sick)
+    watch.until("Draining", sick)
+    for level in (None, "FreeRestartNPU"):
+        decision = watch.look(replace(a_node(faults={3: level} if level else {}), reset=sick.reset), after=70)
+        assert (decision.memory.state, decision.reason) == ("Draining", "ResetRunning")
+
+
 def test_a_reset_that_nobody_answers_does_not_wait_for_ever() -> None:
     watch = Watch()
     resetting(watch)

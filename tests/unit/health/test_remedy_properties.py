@@ -170,6 +170,8 @@ def test_whatever_the_facts_and_the_status_say_there_is_a_decision_and_it_is_the
 
     assert decide(node, policy, memory, Room(), now, released=released) == decision
     assert load(dump(decision.memory)) == decision.memory
+    if node.reset is not None and node.reset.state == "Running":
+        assert decision.memory.state != "Returning" or memory.state == "Returning", "nothing returns under a running reset"
     if decision.reset and memory.state != "Resetting":
         taken = {card.physical: card for card in node.cards if card.physical in decision.reset.cards}
         assert node.trust is Trust.FRESH

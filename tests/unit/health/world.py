@@ -268,6 +268,7 @@ class World:
         assert decision.taint == ("quarantined" if after.state == "Quarantined" else "remedy" if after.cordoned else "")
         if self.policy.mode != "Auto" and after.state in {"Suspect", "Quiescing"}:
             assert (touched(decision), decision.reset, decision.taint) == ((), None, "")
+        assert after.state != "Returning" or before.state == "Returning" or not site.running, "it returns under a running reset"
         if node.trust is not Trust.FRESH:
             assert touched(decision) == (), "nothing is concluded from facts that aren't fresh"
             assert decision.reset is None or decision.reset.id in site.asked, "a new reset needs fresh facts"
