@@ -34,9 +34,7 @@ class Facts:
     def __init__(self, cache: Cache, site: Site) -> None:
         self._cache = cache
         self.site = site
-        self._seen: tuple[int, int, Mapping[str, str]] = (-1, -1, {})
-        self._agents_seen = -1
-        self._drivers: Mapping[str, str] = {}
+        self._seen = (-1, -1, -1)
         self._pools: tuple[NPUPool, ...] = ()
         self._stated: frozenset[str] = frozenset()
         self._nodes: tuple[NodeFacts, ...] = ()
@@ -108,26 +106,19 @@ class Facts:
         return self._with_cards[name]
 
     def _refresh(self) -> None:
-        seen = (self._cache.version(names.POOL_KIND), self._cache.version(kinds.NODE.name), self._driver_versions())
+        seen = (self._cache.version(names.POOL_KIND), self._cache.version(kinds.NODE.name), self._cache.drivers_version)
         if seen == self._seen:
             return
         self._pools = tuple(pool for resource in self._cache.list(names.POOL_KIND) if (pool := _read(resource)) is not None)
         self._stated = frozenset(pool.spec.resource_name for pool in self._pools if pool.spec.resource_name)
         nodes = (node_facts(node) for node in self._cache.list(kinds.NODE.name))
-        self._nodes = tuple(node if node.driver else replace(node, driver=self._drivers.get(node.name, "")) for node in nodes)
+        # Where MindCluster isn't installed, no label of the Node tells the driver; its agent does.
+        self._nodes = tuple(node if node.driver else replace(node, driver=self._cache.driver(node.name)) for node in nodes)
         # A pod may hold other devices than cards. A pool may state a name of its own for cards.
         self._card_names = {node.name: self._stated.union(resource_of((node,))) for node in self._nodes}
         self._holding = {node.name: node for node in self._nodes}
         self._members, self._with_cards = {}, {}
         self._seen = seen
-
-    def _driver_versions(self) -> Mapping[str, str]:
-        """As the node agents have read them: where MindCluster isn't installed, no label of the Node tells."""
-        seen = self._cache.version(names.NODE_KIND)
-        if seen != self._agents_seen:
-            self._drivers = {node["metadata"]["name"]: driver for node in self._cache.list(names.NODE_KIND) if (driver := _driver(node))}
-            self._agents_seen = seen
-        return self._drivers
 
     def _with_holdings(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
         return tuple(self._with_holding(node.name) for node in nodes)
@@ -164,7 +155,3 @@ def _read(resource: Resource) -> NPUPool | None:
     except InvalidObjectError as error:
         log.warning("%s can't be read: %s", Key(names.POOL_KIND, "", resource["metadata"]["name"]), error)
         return None
-
-
-def _driver(ascend_node: Resource) -> str:
-    return str(((ascend_node.get("status") or {}).get("facts") or {}).get("driver") or "")

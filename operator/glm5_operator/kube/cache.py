@@ -61,6 +61,8 @@ class Cache:
         self._graves: OrderedDict[Key, int] = OrderedDict()
         self._last_states: OrderedDict[tuple[Group, Key], bytes] = OrderedDict()
         self._owner_of_label: dict[tuple[str, str, str], Key] = {}
+        self._drivers: dict[str, str] = {}
+        self._drivers_news = 0
 
     # Reading
 
@@ -125,6 +127,18 @@ class Cache:
         """
         return self._held_together.get(node, {})
 
+    def driver(self, node: str) -> str:
+        """The driver of a node as its AscendNode tells it; empty where that doesn't.
+
+        Kept as the objects come: agents write all the time, and who plans must not decode what all of them wrote for each report of one.
+        """
+        return self._drivers.get(node, "")
+
+    @property
+    def drivers_version(self) -> int:
+        """Grows whenever `driver` answers otherwise than before for some node."""
+        return self._drivers_news
+
     def version(self, kind: str) -> int:
         """Grows with every news of that kind, so that what was computed from all of them can be kept until then."""
         return self._news[kind]
@@ -179,6 +193,8 @@ class Cache:
             self._groups[entry.group].add(key)
         if label := _LABEL_OF.get(key.kind):
             self._owner_of_label[label, key.namespace, names.fit(key.name)] = key
+        if key.kind == names.NODE_KIND:
+            self._note_driver(key.name, str(((resource.get("status") or {}).get("facts") or {}).get("driver") or ""))
         return True
 
     def drop(self, resource: Mapping[str, Any]) -> bool:
@@ -197,8 +213,7 @@ class Cache:
             self._graves.popitem(last=False)
         if old is None:
             return False
-        self._unlink(key, old)
-        del self._entries[key.kind][key]
+        self._remove(key, old)
         self._remember(key, old.group, resource)
         return True
 
@@ -226,12 +241,22 @@ class Cache:
         ]
         gone = [_decode(entry) for _, entry in missing]
         for key, entry in missing:
-            self._unlink(key, entry)
-            del self._entries[kind][key]
+            self._remove(key, entry)
         return gone
 
     def _group(self, group: Group) -> Resources:
         return [_decode(self._entries[key.kind][key]) for key in sorted(self._groups.get(group, ()))]
+
+    def _note_driver(self, node: str, driver: str) -> None:
+        if driver != self._drivers.get(node, ""):
+            self._drivers[node] = driver
+            self._drivers_news += 1
+
+    def _remove(self, key: Key, entry: _Entry) -> None:
+        self._unlink(key, entry)
+        del self._entries[key.kind][key]
+        if key.kind == names.NODE_KIND and self._drivers.pop(key.name, ""):
+            self._drivers_news += 1
 
     def _unlink(self, key: Key, entry: _Entry | None) -> None:
         if entry is None:
