@@ -106,6 +106,14 @@ def test_a_pool_that_taints_every_node_does_not_lock_the_operator_out(chart: Cha
     assert all(taint in pod["spec"]["tolerations"] for pod in pods.values())
 
 
+@pytest.mark.parametrize("values", [None, {"crds": {"install": False}}], ids=str)
+def test_a_policy_that_needs_a_crd_never_fails_closed(chart: Chart, values: dict[str, Any] | None) -> None:
+    """An API server that doesn't find the kind of a policy's parameters would refuse every pod of the cluster."""
+    policies = [item for item in chart.render(values) if item["kind"] == "ValidatingAdmissionPolicy" and "paramKind" in item["spec"]]
+    assert len(policies) == 2
+    assert {item["spec"]["failurePolicy"] for item in policies} == {"Ignore"}
+
+
 def test_the_test_pod_has_no_api_token(chart: Chart) -> None:
     assert only(chart.render(), "Pod")["spec"]["automountServiceAccountToken"] is False
 
