@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from glm5_operator.agent import probes
 from glm5_operator.agent.apiserver import ApiError
 from glm5_operator.agent.worth import due
+from glm5_operator.health.decision import OUT_OF_SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from glm5_operator.agent.collect import Collector
     from glm5_operator.agent.rare import Rare
     from glm5_operator.agent.settings import AgentSettings
-    from glm5_operator.api.node import ResetReport, ResetRequest
+    from glm5_operator.api.node import AscendNode, ResetReport, ResetRequest
     from glm5_operator.api.node_facts import NodeFactsReport
 
 FIRST_DELAY: Final = 1.0
@@ -34,6 +35,8 @@ LONGEST_DELAY: Final = 60.0
 """Seconds between two tries while the API server doesn't answer, with some chance in it."""
 NO_OBJECT: Final = 404
 FORBIDDEN: Final = 403
+_ON_ITS_WAY: Final = frozenset({"Draining", "Resetting", "Verifying"})
+"""States of a move to another pool in which the operator waits for facts."""
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +91,10 @@ class Loop:
         self._clock = clock
         self._read: NodeFactsReport | None = None
         self._read_at = clock()
+        # Readings are numbered by their beginning: after a reset the operator waits for one that began later.
+        self._begun = self._number = 0
+        self._owed: int | None = None
+        self._out_of_service = False
         self._written: tuple[NodeFactsReport, tuple[ResetReport, ...]] | None = None
         self._written_at = clock()
         self._unwritten_since: float | None = clock()
@@ -145,8 +152,9 @@ class Loop:
             await asyncio.sleep(max(0.0, self._settings.every.poll - (self._clock() - begun)))
 
     async def _poll(self) -> None:
-        self._read = await self._collector.read(_now(), self._clock())
-        self._read_at = self._clock()
+        self._begun += 1
+        read = await self._collector.read(_now(), self._clock())
+        self._read, self._number, self._read_at = read, self._begun, self._clock()
         self._news.set()
 
     async def _rare_reading(self) -> None:
@@ -161,8 +169,10 @@ class Loop:
             if self._read is None:
                 continue
             report = (self._read, self.resets.reports() if self.resets is not None else ())
-            now = self._clock()
-            if not due(self._written, report, now - self._written_at, self._settings.every, self._settings.worth):
+            now, number, newest = self._clock(), self._number, self._begun
+            every, worth, waited = self._settings.every, self._settings.worth, now - self._written_at
+            owed = self._owed is not None and number > self._owed
+            if not (owed or due(self._written, report, waited, every, worth, out_of_service=self._out_of_service)):
                 continue
             self._unwritten_since = now if self._unwritten_since is None else self._unwritten_since
             try:
@@ -173,6 +183,10 @@ class Loop:
                 self._news.set()
                 continue
             backoff.well()
+            if _ended(report[1]) - _ended(self._written[1] if self._written else ()):
+                self._owed = newest  # this reading may be from before the end; the cards of the next one count
+            elif owed:
+                self._owed = None
             self._written, self._written_at, self._unwritten_since = report, self._clock(), None
 
     async def _watching(self) -> None:
@@ -181,6 +195,7 @@ class Loop:
             try:
                 async for node in self._api.watch(self._settings.node.name):
                     backoff.well()
+                    self._out_of_service = _out_of_service(node)
                     self._ask_for(node.spec.reset)
             except ApiError as problem:
                 _tell_failure(problem)
@@ -200,6 +215,18 @@ class Loop:
             if (problem := task.exception()) is not None:
                 log.error("a reset failed inside the agent", exc_info=problem)
         self._news.set()
+
+
+def _ended(reports: tuple[ResetReport, ...]) -> set[str]:
+    """Ids of the resets that did something to cards and are over."""
+    return {report.id for report in reports if report.state not in {"Running", "Refused"}}
+
+
+def _out_of_service(node: AscendNode) -> bool:
+    """The operator waits for what is read here, to bring the node back or to give it away."""
+    remedy, move = (node.status.remedy, node.status.move) if node.status is not None else (None, None)
+    healed = remedy is not None and not remedy.dry_run and remedy.state in OUT_OF_SERVICE
+    return healed or (move is not None and move.state in _ON_ITS_WAY)
 
 
 def _tell_failure(problem: ApiError) -> None:

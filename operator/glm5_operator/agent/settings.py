@@ -83,6 +83,13 @@ class Every:
         unit="s",
         low=1,
     )
+    remedy: float = setting(
+        10.0,
+        "As heartbeat, while a remedy or a move has the node out of service.",
+        "They wait for memory and links as well; `nodesInRemedy` of the pools bounds how many nodes that are at once.",
+        unit="s",
+        low=1,
+    )
     numbers: float = setting(
         60.0,
         "Least time between two writes that only numbers made necessary.",

@@ -40,9 +40,12 @@ def due(
     waited: float,
     every: Every,
     worth: Worth,
+    *,
+    out_of_service: bool = False,
 ) -> bool:
-    """Whether to write now, `waited` seconds after the last write."""
-    if written is None or written[1] != read[1] or waited >= every.heartbeat:
+    """Whether to write now, `waited` seconds after the last write; sooner where the node is out of service and facts are waited for."""
+    heartbeat = every.remedy if out_of_service else every.heartbeat
+    if written is None or written[1] != read[1] or waited >= heartbeat:
         return True
     found = urgency(written[0], read[0], worth)
     return found is Urgency.AT_ONCE or (found is Urgency.NUMBERS and waited >= every.numbers)

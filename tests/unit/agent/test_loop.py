@@ -207,6 +207,57 @@ async def test_a_reset_that_stands_in_spec_and_one_that_comes_later_are_handed_o
     assert [request.id for request in agent.resets.asked] == ["r-1", "r-2"]
 
 
+async def test_after_a_reset_has_ended_a_reading_that_began_later_is_written_although_nothing_else_changed(agent: Agent) -> None:
+    agent.resets.done = (ResetReport(id="r-1", state="Running"),)
+    async with running(agent):
+        await agent.server.until("the first report", lambda: len(agent.server.written) == 1)
+        await polls(agent, 3)
+        begun = agent.loop._begun
+        agent.resets.done = (ResetReport(id="r-1", state="Succeeded"),)
+        agent.loop.tell()
+        await agent.server.until("the end", lambda: len(agent.server.written) == 2)
+        await agent.server.until("the cards after it", lambda: len(agent.server.written) == 3)
+        assert agent.loop._number > begun
+        await polls(agent, 5)
+
+    assert len(agent.server.written) == 3, "once"
+    assert [status["resets"][-1]["state"] for status in agent.server.written] == ["Running", "Succeeded", "Succeeded"]
+
+
+REMEDY = {"since": "2026-11-30T12:00:00Z", "reason": "Good"}
+
+
+@pytest.mark.parametrize(
+    ("status", "often"),
+    [
+        ({"remedy": {**REMEDY, "state": "Verifying"}}, True),
+        ({"remedy": {**REMEDY, "state": "Quiescing"}}, False),
+        ({"remedy": {**REMEDY, "state": "Draining", "dryRun": True}}, False),
+        ({"remedy": {**REMEDY, "state": "Healthy"}}, False),
+        ({"move": {"origin": "a", "target": "b", "state": "Verifying", "since": REMEDY["since"], "started": REMEDY["since"]}}, True),
+        ({}, False),
+    ],
+    ids=str,
+)
+async def test_while_the_node_is_out_of_service_facts_are_written_more_often(agent: Agent, status: dict[str, Any], often: bool) -> None:
+    every = agent.loop._settings.every
+    async with running(agent):
+        await agent.server.until("the first report", lambda: len(agent.server.written) == 1)
+        agent.server.events.put_nowait({"type": "MODIFIED", "object": {**agent.server.object(), "status": status}})
+        agent.server.events.put_nowait(
+            {"type": "MODIFIED", "object": {**agent.server.object(), "status": status, "spec": {"reset": RESET}}}
+        )
+        await agent.server.until("the reset's report", lambda: len(agent.server.written) == 2)
+        await polls(agent, 2)
+        agent.now[0] += every.remedy + 1
+        if often:
+            await agent.server.until("the next report", lambda: len(agent.server.written) == 3)
+        else:
+            await polls(agent, 3)
+
+    assert len(agent.server.written) == (3 if often else 2)
+
+
 async def test_a_watch_that_ends_is_opened_again(agent: Agent) -> None:
     async with running(agent):
         await agent.server.until("a watch", lambda: any("watch" in request.url.params for request in agent.server.requests))
