@@ -21,7 +21,7 @@ from glm5_operator.agent.worth import due
 from glm5_operator.health.decision import OUT_OF_SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from glm5_operator.agent.apiserver import ApiServer
     from glm5_operator.agent.collect import Collector
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 FIRST_DELAY: Final = 1.0
 LONGEST_DELAY: Final = 60.0
 """Seconds between two tries while the API server doesn't answer, with some chance in it."""
+LONGEST_PAUSE: Final = 5.0
+"""Seconds left to a node's tools between two readings, however long they took."""
 NO_OBJECT: Final = 404
 FORBIDDEN: Final = 403
 _ON_ITS_WAY: Final = frozenset({"Draining", "Resetting", "Verifying"})
@@ -82,13 +84,14 @@ class Loop:
         *,
         resets: Resets | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         # Agents that were started together, by an update say, give their signs of life apart.
         spread = random.uniform(0.9, 1.0)  # noqa: S311 - spreads load, guards nothing
         self._settings = replace(settings, every=replace(settings.every, heartbeat=spread * settings.every.heartbeat))
         self._collector, self._rare, self._api = collector, rare, api
         self.resets = resets
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._read: NodeFactsReport | None = None
         self._read_at = clock()
         # Readings are numbered by their beginning: after a reset the operator waits for one that began later.
@@ -142,14 +145,18 @@ class Loop:
         self._news.set()
 
     async def _always(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A step each poll interval; one that fails is logged, and the next one comes."""
+        """A step each poll interval; one that fails is logged, and the next one comes.
+
+        A tool that is slow gets as long a pause as it took: on a busy node the driver would be kept at it all the time.
+        """
         while True:
             begun = self._clock()
             try:
                 await step()
             except Exception:
                 log.exception("%s failed", step.__name__)
-            await asyncio.sleep(max(0.0, self._settings.every.poll - (self._clock() - begun)))
+            took = self._clock() - begun
+            await self._sleep(max(self._settings.every.poll - took, min(took, LONGEST_PAUSE)))
 
     async def _poll(self) -> None:
         self._begun += 1

@@ -288,6 +288,27 @@ async def test_a_reading_that_fails_inside_the_agent_is_followed_by_the_next(age
     assert "a parser's fault" in caplog.text
 
 
+@pytest.mark.parametrize(("took", "pause"), [(0.0, 2.0), (0.5, 1.5), (1.5, 1.5), (3.0, 3.0), (60.0, loop_module.LONGEST_PAUSE)])
+async def test_a_tool_that_is_slow_gets_as_long_a_pause_as_it_took(tmp_path: Path, took: float, pause: float) -> None:
+    now, pauses = [1000.0], list[float]()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        raise asyncio.CancelledError
+
+    def slow() -> Any:  # noqa: ANN401 - an answer of the bench
+        now[0] += took
+        return exited(text(A2))
+
+    bench = Bench.at(tmp_path, A2)
+    bench.runner.answers["npu-smi info"] = slow
+    loop = Loop(bench.settings, bench.collector, bench.rare, ApiServer(Api(), httpx.AsyncClient()), clock=lambda: now[0], sleep=sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await loop._always(loop._poll)
+
+    assert pauses == [pause]
+
+
 # --- probes -----------------------------------------------------------------------------------------------------------------
 
 
