@@ -60,7 +60,7 @@ class Every:
 
     poll: float = setting(
         2.0,
-        "`npu-smi info`: health, temperature, memory and processes of all cards in one call; at least the call's own time (5 s at most) lies between two.",
+        "`npu-smi info`: health, temperature, memory and processes of all cards. Between two calls lies at least a call's time, or 5 s.",
         "A sick card is to be out of traffic within 5 s.",
         unit="s",
         low=0.2,
