@@ -21,16 +21,18 @@ from glm5_operator.controllers.moves import Moves, resting, status_of
 from glm5_operator.controllers.taints import with_health_taint
 from glm5_operator.controllers.traffic import Traffic
 from glm5_operator.health import memory as memories
+from glm5_operator.health import way as ways
 from glm5_operator.health.handover import Stepped
 from glm5_operator.health.policy import Policy
 from glm5_operator.health.remedy import decide
+from glm5_operator.health.resets import resets_end
 from glm5_operator.health.types import NodeHealth, Product
 from glm5_operator.health.view import node_health
 from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
 from glm5_operator.status.node import OURS, node_status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from datetime import datetime
 
     from glm5_operator.api.pool import NPUPool
@@ -82,7 +84,7 @@ class NodeController:
         pool = self.facts.pool(_label(node))
         ascend_node = self.cache.get(key.kind, "", key.name)
         if pool is None:
-            return await self._let_go(node, ascend_node)
+            return await self._without_pool(node, ascend_node, now)
         if ascend_node is None:
             failure = await self.applier.put_ascend_node(_manifest(node, None), None)
             ascend_node = self.cache.get(key.kind, "", key.name)
@@ -131,7 +133,7 @@ class NodeController:
         if not self.whole_cluster and policy.mode == "Auto":
             policy = replace(policy, mode="DryRun")
         released = names.RELEASE_ANNOTATION in (ascend_node["metadata"].get("annotations") or {})
-        return _Seen(node, ascend_node, pool, health, _memory(ascend_node), policy, released)
+        return _Seen(node, ascend_node, pool, health, _memory(ascend_node, node, now), policy, released)
 
     def _decide(self, seen: _Seen, now: datetime) -> Decision:
         pool = seen.pool.metadata.name
@@ -172,6 +174,18 @@ class NodeController:
             self.events.warning(seen.ascend_node, alert.reason, dry + alert.message)
         if before.state != after.state and not decision.alerts:
             self.events.normal(seen.ascend_node, after.state, f"{dry}{after.reason}: {after.message or after.state}")
+
+    async def _without_pool(self, node: Resource, ascend_node: Resource | None, now: datetime) -> Outcome:
+        """Let go of it, unless its pool is there and only can't be read, or its cards are in the middle of a reset."""
+        label = _label(node)
+        if label and self.cache.get(kinds.POOL.name, "", label) is not None:
+            return Outcome.again(self.resync)  # what is wrong with it says the pool's own status; one on its way out takes the label off
+        if ascend_node is not None:
+            status = ascend_node.get("status") or {}
+            ends = resets_end(_memory(ascend_node, node, now), ways.load(status.get("move")), status.get("resets") or ())
+            if ends is not None and now < ends:
+                return Outcome.again(min(ends - now, self.resync))
+        return await self._let_go(node, ascend_node)
 
     async def _let_go(self, node: Resource, ascend_node: Resource | None) -> Outcome:
         """A node that no pool has any more is nobody's to heal: pods go back into traffic, our taint comes off, the object goes."""
@@ -222,13 +236,23 @@ def _manifest(node: Resource, decision: Decision | None) -> Manifest:
     }
 
 
-def _memory(ascend_node: Resource) -> Memory:
-    """What the last pass remembered. A status that can't be read is as good as lost; what it left behind is seen from pods and taints."""
+def _memory(ascend_node: Resource, node: Resource, now: datetime) -> Memory:
+    """What the last pass remembered. A status that can't be read is as good as lost; what it left behind is seen from pods and taints.
+
+    Of those a quarantine is obeyed: it ends by a person's word, and not because somebody deleted the object that remembered it.
+    """
     remedy = (ascend_node.get("status") or {}).get("remedy")
     try:
-        return memories.load(RemedyReport.model_validate(remedy, by_alias=True, by_name=False) if remedy else None)
+        report = RemedyReport.model_validate(remedy, by_alias=True, by_name=False) if remedy else None
     except ValidationError:
-        return memories.load(None)
+        report = None
+    if report is None and any(_is_quarantine(taint) for taint in (node.get("spec") or {}).get("taints") or ()):
+        return memories.quarantined_by_taint(now)
+    return memories.load(report)
+
+
+def _is_quarantine(taint: Mapping[str, Any]) -> bool:
+    return (taint.get("key"), taint.get("value")) == (names.HEALTH_TAINT, "quarantined")
 
 
 def _label(node: Resource) -> str:

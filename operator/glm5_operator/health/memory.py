@@ -109,6 +109,12 @@ def load(report: RemedyReport | None) -> Memory:
     )
 
 
+def quarantined_by_taint(now: datetime) -> Memory:
+    """Of a node of which nothing is remembered, while its taint says that it is in quarantine: why it came there isn't known any more."""
+    message = "taint glm5.dev/health says so, and nothing else is remembered; a person must look; `glm5 node release` brings it back"
+    return replace(Memory().to(now, "Quarantined", "MemoryLost", message), cordoned=True)
+
+
 def dump(memory: Memory) -> RemedyReport:
     """What the status is to say. `load` gives the same memory back, for times in whole seconds."""
     return RemedyReport(
