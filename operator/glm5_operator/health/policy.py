@@ -31,6 +31,8 @@ MIND_CLUSTER_BEGINS: Final = timedelta(minutes=15)
 """MindCluster waits for 60 s of idleness, then resets; after this it won't any more."""
 MIND_CLUSTER_TAKES: Final = timedelta(minutes=45)
 """Three tries of 600 s at most, and the waiting before them."""
+UNSURE_TOLD_AFTER: Final = timedelta(minutes=2)
+"""Without facts that can be believed, before anybody is told: an update of the agent or the device plugin takes that long on each node."""
 UNSURE_FOR: Final = timedelta(hours=1)
 """A remedy under way without facts that can be believed, before a person is asked."""
 RETURN_TAKES: Final = timedelta(minutes=5)

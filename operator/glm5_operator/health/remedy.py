@@ -7,7 +7,7 @@ is remembered but what is in `Memory`, so a decision made twice is the same deci
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from glm5_operator.health import policy as limits
@@ -80,6 +80,11 @@ def _watch_only(node: NodeHealth, policy: Policy, memory: Memory, room: Room, no
 def _unsure(node: NodeHealth, memory: Memory, now: datetime) -> Decision:
     """Of facts that can't be believed nothing is concluded: things stay as they are, and a person is asked when that takes too long."""
     reason = f"Facts{node.trust.value}"
+    doubted = None if node.doubted_since is None else max(timedelta(0), now - node.doubted_since)
+    if memory.since is not None and doubted is not None and doubted < limits.UNSURE_TOLD_AFTER:
+        # Nothing is told or remembered of it yet: the agents of all nodes come and go with each of their updates.
+        wait = limits.UNSURE_TOLD_AFTER - doubted
+        return answer(replace(memory, healthy_since=None), Step.WAIT, reset=request(memory), requeue_after=wait)
     alerts = (Alert(reason, node.why),)
     if memory.state in {"Suspect", "Quarantined"}:
         return answer(replace(memory, healthy_since=None), Step.ALERT, alerts=alerts, requeue_after=LATER)

@@ -24,6 +24,8 @@ AGENT_FRESH_FOR: Final = timedelta(minutes=25)
 REMEMBERED_FOR: Final = timedelta(hours=1)
 """How long a fault in a map that is no longer written speaks against npu-smi's OK; after that the plugin counts as removed."""
 
+FACTS_FRESH: Final = "FactsFresh"
+"""The condition of an AscendNode that says whether the facts can be believed."""
 _NET_WELL: Final = {"Success", "Init", "Unknown"}
 """hccn_tool's; Init where no address to detect was set."""
 
@@ -74,6 +76,7 @@ def node_health(
         trust=verdict.trust,
         why="; ".join(note for note in notes if note),
         as_of=maps_say.updated if from_maps else agent.seen,
+        doubted_since=None if verdict.trust is Trust.FRESH else _doubted_since(status.get("conditions") or (), now),
         ready=facts.ready,
         hccs=report.get("hccs"),
         virtual=bool(report.get("virtual")),
@@ -257,6 +260,12 @@ def _absent(physical: int, cards: Iterable[CardHealth], *, missing: bool = True)
     sibling = next((card for card in cards if card.physical == physical ^ 1 and any(other.chip for other in cards)), None)
     npu, chip = (sibling.npu, physical & 1) if sibling else (physical, 0)
     return CardHealth(physical=physical, npu=npu, chip=chip, known=not missing, missing=missing, pids=None)
+
+
+def _doubted_since(conditions: Iterable[Mapping[str, Any]], now: datetime) -> datetime:
+    """Since the operator wrote so, else since now."""
+    told = next((item for item in conditions if item.get("type") == FACTS_FRESH and item.get("status") == "False"), {})
+    return _moment(told.get("lastTransitionTime")) or now
 
 
 def _reset(reports: Iterable[Mapping[str, Any]]) -> ResetResult | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.health import memory as memories
 from glm5_operator.health.types import CardHealth, Grade, NodeHealth, Trust
+from glm5_operator.health.view import FACTS_FRESH
 from glm5_operator.status import conditions as c
 from glm5_operator.status.conditions import Condition, Truth
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from glm5_operator.health.memory import Memory
 
 CARDS_HEALTHY: Final = "CardsHealthy"
-FACTS_FRESH: Final = "FactsFresh"
 QUARANTINED: Final = "Quarantined"
 OURS: Final = ("remedy", "move", "conditions")
 """Fields of the status that the operator writes."""

@@ -393,3 +393,14 @@ def test_the_newest_report_of_a_reset_is_the_one_that_counts() -> None:
 
     assert reset is not None
     assert (reset.id, reset.state, reset.ended) == ("r2", "Succeeded", at(minutes=3))
+
+
+def test_since_when_the_facts_are_doubted_says_the_condition_that_was_written_when_it_began() -> None:
+    first = health(an_ascend_node(), ready=False, minutes=3)
+    assert first.doubted_since == at(minutes=3)
+    assert health(an_ascend_node()).doubted_since is None
+
+    node = an_ascend_node()
+    for status, since in (("False", at(minutes=3)), ("True", at(minutes=5))):
+        node["status"]["conditions"] = [{"type": "FactsFresh", "status": status, "lastTransitionTime": stamp(at(minutes=3))}]
+        assert health(node, ready=False, minutes=5).doubted_since == since
