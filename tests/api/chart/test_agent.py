@@ -68,11 +68,12 @@ class Site:
         answer = self.http.post(f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{ACCOUNT}/token", json=body).raise_for_status()
         return str(answer.json()["status"]["token"])
 
-    def apply(self, token: str, node: str, status: dict[str, Any], path: str = "/status") -> httpx.Response:
+    def apply(self, token: str, node: str, status: dict[str, Any], path: str = "/status", *, dry_run: bool = False) -> httpx.Response:
         """An apply as that token's bearer."""
         body = {"apiVersion": "glm5.dev/v1alpha1", "kind": "AscendNode", "metadata": {"name": node}, "status": status}
+        wanted = {"fieldManager": "glm5-agent", "force": "true", **({"dryRun": "All"} if dry_run else {})}
         with self.bearer(token) as client:
-            return client.patch(f"{NODES}/{node}{path}", params={"fieldManager": "glm5-agent", "force": "true"}, json=body, headers=APPLY)
+            return client.patch(f"{NODES}/{node}{path}", params=wanted, json=body, headers=APPLY)
 
     def bearer(self, token: str) -> httpx.Client:
         trust = ssl.create_default_context(cafile=str(self.release.cluster.folder / "pki/ca.crt"))
@@ -98,7 +99,11 @@ def site(chart_cluster: ApiCluster, tmp_path_factory: pytest.TempPathFactory) ->
         found = {item["spec"]["nodeName"]: item for item in items if "nodeName" in item["spec"]}
         return found if found.keys() == {first, second} else None
 
-    return Site(release, (first, second), wait_for("an agent on each node of a pool", agents, timeout=60))
+    made = Site(release, (first, second), wait_for("an agent on each node of a pool", agents, timeout=60))
+    token = made.token(first)
+    # The API server takes a policy into force some time after it was made; nothing is written by a dry run.
+    wait_for("the policy to be in force", lambda: made.apply(token, second, {"facts": FACTS}, dry_run=True).status_code == 403, timeout=60)
+    return made
 
 
 # --- the policy -------------------------------------------------------------------------------------------------------------
