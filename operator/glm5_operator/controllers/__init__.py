@@ -128,6 +128,7 @@ def build(parts: Parts) -> Controllers:
         resync,
         agents if not watched or agents in watched else None,
         whole_cluster=not watched,
+        wake=parts.wake,
     )
     by_kind: dict[str, ServiceController | FinetuneController | PoolController | NodeController] = {
         names.SERVICE_KIND: services,

@@ -71,7 +71,8 @@ class NodeController:
     remedies: Remedies
     resync: timedelta
     agents: str | None  # the namespace of the agents' pods; None where it can't be seen
-    whole_cluster: bool = True  # else pods of others may hold cards unseen, and nothing is done that could hit them
+    whole_cluster: bool  # else pods of others may hold cards unseen, and nothing is done that could hit them
+    wake: Callable[[Key], None]
     # Two nodes that look for room in a pool at the same time would both find the same.
     pools: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
@@ -79,7 +80,7 @@ class NodeController:
         """Take the node of `key` one step further, where there is one."""
         node = self.cache.get(kinds.NODE.name, "", key.name)
         if node is None:
-            self.remedies.forget(key.name)
+            self._wake(self.remedies.forget(key.name))
             return Outcome.done()  # the owner reference removes the AscendNode
         pool = self.facts.pool(_label(node))
         ascend_node = self.cache.get(key.kind, "", key.name)
@@ -147,8 +148,13 @@ class NodeController:
         failure = await self.applier.write_status({**seen.ascend_node, "status": ours}, status, tell=moved)
         if failure is not None:
             return [failure]
-        self.remedies.note(seen.pool.metadata.name, seen.health, seen.memory, decision, now)
+        self._wake(self.remedies.note(seen.pool.metadata.name, seen.health, seen.memory, decision, now))
         return []
+
+    def _wake(self, waiting: Iterable[str]) -> None:
+        """Nodes that wait for room in their pool: no event tells them of it."""
+        for name in waiting:
+            self.wake(Key(names.NODE_KIND, "", name))
 
     async def _act(self, seen: _Seen, decision: Decision) -> list[ApiFailure]:
         """All but traffic: the taint, evictions, the reset that is asked for, and the person's note that was obeyed."""
@@ -189,7 +195,7 @@ class NodeController:
 
     async def _let_go(self, node: Resource, ascend_node: Resource | None) -> Outcome:
         """A node that no pool has any more is nobody's to heal: pods go back into traffic, our taint comes off, the object goes."""
-        self.remedies.forget(node["metadata"]["name"])
+        self._wake(self.remedies.forget(node["metadata"]["name"]))
         if ascend_node is None:
             return Outcome.done()
         quiet = self._traffic.quiet(node["metadata"]["name"])

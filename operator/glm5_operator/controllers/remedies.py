@@ -73,16 +73,25 @@ class Remedies:
         """Other nodes of the pool that a remedy has taken out of service."""
         return sum(node.pool == pool and node.state in OUT_OF_SERVICE for name, node in (self._nodes or {}).items() if name != besides)
 
-    def forget(self, node: str) -> None:
-        """It has no remedy any more."""
-        if self._nodes is not None:
-            self._nodes.pop(node, None)
+    def waiting(self, pool: str) -> tuple[str, ...]:
+        """Nodes of the pool that are to leave service, and may wait until another one is back."""
+        return tuple(sorted(name for name, node in (self._nodes or {}).items() if node.pool == pool and node.state == "Quiescing"))
 
-    def note(self, pool: str, health: NodeHealth, before: Memory, decision: Decision, now: datetime) -> None:
-        """What was just written of a node."""
+    def forget(self, node: str) -> tuple[str, ...]:
+        """It has no remedy any more. Answers who waits for the room that it took."""
+        gone = self._nodes.pop(node, None) if self._nodes is not None else None
+        return self.waiting(gone.pool) if gone is not None and gone.state in OUT_OF_SERVICE else ()
+
+    def note(self, pool: str, health: NodeHealth, before: Memory, decision: Decision, now: datetime) -> tuple[str, ...]:
+        """What was just written of a node. Answers who waits for the room that it no longer takes."""
         after = decision.memory
+        self._measure(health, before, decision, now)
         if self._nodes is not None:
             self._nodes[health.name] = _Node(pool, after.state, health)
+        return self.waiting(pool) if before.state in OUT_OF_SERVICE and after.state not in OUT_OF_SERVICE else ()
+
+    def _measure(self, health: NodeHealth, before: Memory, decision: Decision, now: datetime) -> None:
+        after = decision.memory
         if (before.state, before.reason) != (after.state, after.reason):
             self._metrics.remedy_steps.labels(decision.step.value, after.reason, "true" if after.dry_run else "false").inc()
         if before.state == "Resetting" and after.state != "Resetting":

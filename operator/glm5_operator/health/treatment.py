@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SOON: Final = timedelta(seconds=1)
 LATER: Final = timedelta(seconds=10)
+SELDOM: Final = timedelta(minutes=1)
+"""Where only news can change the answer, and wakes the node: hundreds of nodes may wait like that. For news that got lost."""
 _TRY_AGAIN: Final = frozenset({"CardsBusy", "CardsUnknown", "AnotherReset", "TooLate"})
 """Refusals that pass by themselves; any other needs a person."""
 
@@ -35,12 +37,12 @@ def begin(s: Situation, memory: Memory) -> Decision:
     return _quiesce(s, memory, s.plan(memory), "CardFault")
 
 
-def _quiesce(s: Situation, memory: Memory, plan: Plan, reason: str, *, all_pods: bool = False) -> Decision:
+def _quiesce(s: Situation, memory: Memory, plan: Plan, reason: str, *, all_pods: bool = False, requeue_after: timedelta = SOON) -> Decision:
     pods = plan.pods if all_pods else s.sitting(s.cards(*BAD))
     quiet = tuple(sorted({*memory.quieted, *pods} - s.room.last))
     memory = replace(memory.to(s.now, "Quiescing", reason, plan.message), quieted=quiet)
     alerts = (Alert(plan.reason, plan.message),)
-    return answer(memory, Step.QUIESCE, quiesce=quiet, alerts=alerts, requeue_after=SOON)
+    return answer(memory, Step.QUIESCE, quiesce=quiet, alerts=alerts, requeue_after=requeue_after)
 
 
 def quiescing(s: Situation, memory: Memory) -> Decision:
@@ -52,12 +54,14 @@ def quiescing(s: Situation, memory: Memory) -> Decision:
     memory = replace(memory, healthy_since=None, faulty=tuple(sorted({*s.cards(*BAD)})))
     plan = s.plan(memory)
     if memory.dry_run:
-        return _quiesce(s, memory, plan, "WouldReset" if plan.kind == "Reset" else f"Would{plan.kind}", all_pods=True)
+        return _quiesce(s, memory, plan, f"Would{plan.kind}", all_pods=True, requeue_after=SELDOM)
     only_missing = all(card.missing for card in s.node.cards if card.physical in memory.faulty)
     if only_missing and not elapsed(s.now, memory.since, s.policy.debounce):
         return _quiesce(s, memory, plan, "CardMissing")
     if s.room.others >= s.policy.nodes_in_remedy:
-        return replace(_quiesce(s, memory, plan, "NoRoom"), step=Step.WAIT)
+        # The controller wakes it when there is room. Of a replica's heir, on another node, no event tells it.
+        after = LATER if s.room.last else SELDOM
+        return replace(_quiesce(s, memory, plan, "NoRoom", requeue_after=after), step=Step.WAIT)
     kept = set(plan.pods) & s.room.last
     if kept and not (memory.reason == "LastReplica" and elapsed(s.now, memory.reason_since, s.policy.drain)):
         return replace(_quiesce(s, memory, plan, "LastReplica", all_pods=True), step=Step.WAIT)

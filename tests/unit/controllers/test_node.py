@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
 
+import pytest
+
 from glm5_operator.controllers.facts import Facts
 from glm5_operator.controllers.node import EVICT_AGAIN, NodeController
 from glm5_operator.controllers.plugins import Plugins
@@ -119,6 +121,7 @@ class Bed:
         for resource in (pool or a_pool(), node or a_node(), an_agent(), *resources):
             self.cache.put(resource)
         self.edge = Edge(self.cache)
+        self.woken: list[str] = []
 
         async def nobody(_: Json) -> bool:
             return False
@@ -133,6 +136,7 @@ class Bed:
             RESYNC,
             "glm5-system",
             whole_cluster,
+            wake=lambda key: self.woken.append(key.name),
         )
 
     def told(self, report: Json) -> None:
@@ -250,6 +254,54 @@ async def test_what_a_new_leader_finds_counts_against_the_pools_limit_from_its_f
     assert bed.controller.remedies.out_of_service("inference", besides="npu-0") == 1
     assert bed.controller.remedies.out_of_service("inference", besides="npu-1") == 0
     assert bed.controller.remedies.out_of_service("training", besides="npu-0") == 0
+
+
+def remembering(name: str, state: str, pool: str = "inference") -> tuple[Json, Json]:
+    """Another node, and its AscendNode with a remedy in that state."""
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "generation": 1}
+    node = a_node(pool)
+    status = {"remedy": {"state": state, "since": stamp(at()), "reason": "Verified"}, "facts": facts(holder="")}
+    ascend_node = {"apiVersion": "glm5.dev/v1alpha1", "kind": "AscendNode", "metadata": metadata, "spec": {}, "status": status}
+    return {**node, "metadata": {**node["metadata"], **metadata}}, ascend_node
+
+
+WAITING = (
+    *remembering("npu-1", "Quiescing"),
+    *remembering("npu-2", "Healthy"),
+    *remembering("npu-3", "Quiescing", pool="training"),
+    *remembering("npu-4", "Draining"),
+)
+
+
+async def test_who_waits_for_room_in_the_pool_is_woken_when_a_node_leaves_its_remedy() -> None:
+    bed = Bed(*remembering("npu-0", "Returning"), *WAITING)
+
+    await bed.look(1)
+
+    assert bed.edge.did == ["remember Healthy"]
+    assert bed.woken == ["npu-1"]
+
+
+async def test_who_waits_for_room_is_left_alone_while_nothing_of_it_comes_free() -> None:
+    bed = Bed(*remembering("npu-0", "Draining"), *WAITING)
+
+    await bed.look(1)
+    await bed.look(2)
+
+    assert bed.woken == []
+
+
+@pytest.mark.parametrize("how", ["deleted", "let go"])
+async def test_who_waits_for_room_is_woken_when_a_node_goes_in_the_middle_of_its_remedy(how: str) -> None:
+    bed = Bed(*remembering("npu-0", "Draining"), *WAITING)
+    await bed.look(1)
+    gone = a_node(pool=None)
+    gone["metadata"]["resourceVersion"] = "50"
+    (bed.cache.drop if how == "deleted" else bed.cache.put)(gone)
+
+    await bed.look(2)
+
+    assert bed.woken == ["npu-1"]
 
 
 def health(*sick: str) -> NodeHealth:
