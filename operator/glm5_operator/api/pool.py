@@ -71,7 +71,8 @@ class NPUPoolSpec(Model):
     enforcement: Enforcement | None = None
     """What is done about pods that take cards outside the pool's rules. Warn: people are told, at admission and in the status. Deny: a new
     pod that asks for cards without naming a pool that is open to its namespace, or that names a node, is refused. Evict: the same, and a
-    pod that holds cards of this pool against its rules is evicted. What runs is never touched otherwise. Default: Deny.
+    pod that holds cards of this pool against its rules is evicted. What runs is never touched otherwise. One pool with Deny is enough to
+    refuse every pod of the cluster that asks for cards and names no pool. Default: Warn.
     """
     lend: Annotated[tuple[Loan, ...], Field(strict=False, max_length=8)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["pool"]}

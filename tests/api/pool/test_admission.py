@@ -70,7 +70,7 @@ def bare(early: Early) -> Kube:
     """CRDs and policies, the namespaces that they name, and a pool that is open to `prod` alone."""
     install_crds(early.cluster)
     kube = Kube(early.cluster.http)
-    kube.create(pool("inference", namespaces=["prod"]))
+    kube.create(pool("inference", namespaces=["prod"], enforcement="Deny"))
     # The API server looks for kinds that it didn't find each 30 s.
     until(
         "the policies to be in force",
@@ -85,7 +85,7 @@ def bare(early: Early) -> Kube:
 def enforcement(bare: Kube) -> Iterator[None]:
     """Whatever a test sets the pool to, the next finds it as it was."""
     yield
-    bare.patch("NPUPool", "", "inference", {"spec": {"enforcement": None}})
+    bare.patch("NPUPool", "", "inference", {"spec": {"enforcement": "Deny"}})
     until("pods to be refused again", lambda: "must name its pool" in _refusal(bare, a_pod("prod")), 60)
 
 
@@ -231,8 +231,9 @@ def test_an_exempt_namespace_is_left_alone(bare: Kube) -> None:
 
 
 @pytest.mark.usefixtures("enforcement")
-def test_warn_takes_the_pod_and_says_what_is_wrong(bare: Kube) -> None:
-    bare.patch("NPUPool", "", "inference", {"spec": {"enforcement": "Warn"}})
+@pytest.mark.parametrize("stated", ["Warn", None])
+def test_warn_takes_the_pod_and_says_what_is_wrong_and_is_what_a_pool_does_that_says_nothing(bare: Kube, stated: str | None) -> None:
+    bare.patch("NPUPool", "", "inference", {"spec": {"enforcement": stated}})
     until("the pool's word to be heard", lambda: _refusal(bare, a_pod("prod")) == "", 60)
 
     warnings = "; ".join(_answer(bare, a_pod("dev", nodeName="node-1")).headers.get_list("Warning"))
