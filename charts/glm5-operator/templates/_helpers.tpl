@@ -114,10 +114,12 @@ nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 tolerations:
-  # Where pools taint every node, the operator's own taint must not lock out the operator, or the hook that takes it off.
-  - key: glm5.dev/role
+  # Where every node has one, the operator's own taints must not lock out the operator, or the hook that takes them off.
+  {{- range list "glm5.dev/role" "glm5.dev/health" "glm5.dev/moving" }}
+  - key: {{ . }}
     operator: Exists
     effect: NoSchedule
+  {{- end }}
   {{- with .Values.tolerations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

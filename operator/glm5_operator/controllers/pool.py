@@ -13,7 +13,7 @@ from glm5_operator.api import names
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.controllers.announce import announce
-from glm5_operator.controllers.taints import intolerant, with_taint
+from glm5_operator.controllers.taints import CLOSING, intolerant, kept_away, with_taint
 from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
 from glm5_operator.plan.facts import Finding
 from glm5_operator.plan.lending import plan_loan
@@ -84,15 +84,24 @@ class PoolController:
             self.events.warning(pool, "PoolViolated", in_words(violation))
 
     async def _plan(self, pool: NPUPool) -> PoolPlan:
-        return plan_pool(pool, self.facts.pools(), self.facts.nodes(), await self._locked_out(pool))
+        locked_out, away = await self._locked_out(pool)
+        return plan_pool(pool, self.facts.pools(), self.facts.nodes(), locked_out, away)
 
-    async def _locked_out(self, pool: NPUPool) -> tuple[str, ...]:
-        """DaemonSets that keep the taint from being set. They aren't watched: read when it matters, which for most pools is never."""
-        if not pool.spec.taint:
-            return ()
-        wanted = {node.name for node in members(pool, self.facts.pools(), self.facts.nodes())}
-        nodes = [node for node in self.cache.list(kinds.NODE.name) if node["metadata"]["name"] in wanted]
-        return intolerant(await self.daemon_sets(), nodes, names.role_taint_value(pool.spec.role))
+    async def _locked_out(self, pool: NPUPool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """DaemonSets that keep the role's taint from being set, and those that a remedy's or a move's keeps from nodes now.
+
+        DaemonSets aren't watched: they are read when it matters, which for most pools is never.
+        """
+        mine = members(pool, self.facts.pools(), self.facts.nodes())
+        closed = [node.name for node in mine if any(taint.partition("=")[0] in CLOSING for taint in node.taints)]
+        if not pool.spec.taint and not closed:
+            return (), ()
+        found, role = await self.daemon_sets(), names.role_taint_value(pool.spec.role)
+        locked_out = intolerant(found, self._nodes(node.name for node in mine), role) if pool.spec.taint else ()
+        return locked_out, kept_away(found, self._nodes(closed))
+
+    def _nodes(self, wanted: Iterable[str]) -> list[Resource]:
+        return [node for name in wanted if (node := self.cache.get(kinds.NODE.name, "", name)) is not None]
 
     async def _apply(self, pool: str, changes: Iterable[NodeChange]) -> list[ApiFailure]:
         failures = []

@@ -1,17 +1,22 @@
-"""The operator's taints, of a pool's role and of a node's remedy, beside what others tainted; and whom the first would lock out. Pure.
+"""The operator's taints, of a pool's role, a node's remedy and its move, beside what others tainted; and whom they lock out. Pure.
 
-Used by the controllers of pools and nodes, and by the clean-up. A DaemonSet that doesn't tolerate the role's taint keeps its pods until
-they are replaced; then they stay away. When that DaemonSet is the device plugin, the next upgrade takes the node's cards away.
+Used by the controllers of pools and nodes, and by the clean-up. A DaemonSet that doesn't tolerate a taint keeps its pods until they are
+replaced; then they stay away. When that DaemonSet is the device plugin, the next upgrade takes the node's cards away. So the role's taint,
+which stays, waits for them. Those of a remedy and of a move can't: new pods are to stay off sick cards at once. There people are told.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+
+CLOSING: Final = frozenset({names.HEALTH_TAINT, names.MOVE_TAINT})
+"""Keys of the taints that are there for a while."""
 
 
 def with_taint(node: Mapping[str, Any], role: str | None) -> list[dict[str, Any]] | None:
@@ -32,14 +37,27 @@ def with_move_taint(node: Mapping[str, Any], pool: str | None) -> list[dict[str,
 def without_taints(node: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The node's taints without any of ours; None when there is none."""
     present = (node.get("spec") or {}).get("taints") or ()
-    kept = [dict(taint) for taint in present if taint.get("key") not in {names.ROLE_TAINT, names.HEALTH_TAINT, names.MOVE_TAINT}]
+    kept = [dict(taint) for taint in present if taint.get("key") not in {names.ROLE_TAINT, *CLOSING}]
     return kept if len(kept) != len(present) else None
 
 
 def intolerant(daemon_sets: Iterable[Mapping[str, Any]], nodes: Iterable[Mapping[str, Any]], role: str) -> tuple[str, ...]:
     """`namespace/name` of the DaemonSets that run on one of these nodes and don't tolerate the taint of that role."""
     members = tuple(nodes)
-    return tuple(sorted(_name(item) for item in daemon_sets if not _tolerates(item, role) and any(runs_on(item, node) for node in members)))
+    there = (item for item in daemon_sets if any(runs_on(item, node) for node in members))
+    return tuple(sorted(_name(item) for item in there if not _tolerates(item, names.ROLE_TAINT, role)))
+
+
+def kept_away(daemon_sets: Iterable[Mapping[str, Any]], nodes: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """`namespace/name` of the DaemonSets that belong on one of these nodes and don't tolerate a remedy's or a move's taint that it has."""
+    closed = [(node, taint) for node in nodes for taint in (node.get("spec") or {}).get("taints") or () if taint.get("key") in CLOSING]
+    return tuple(
+        sorted(
+            _name(item)
+            for item in daemon_sets
+            if any(runs_on(item, node) and not _tolerates(item, taint["key"], taint.get("value") or "") for node, taint in closed)
+        )
+    )
 
 
 def runs_on(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
@@ -65,13 +83,13 @@ def _pod_spec(daemon_set: Mapping[str, Any]) -> Mapping[str, Any]:
     return spec
 
 
-def _tolerates(daemon_set: Mapping[str, Any], role: str) -> bool:
-    return any(_matches(toleration, role) for toleration in _pod_spec(daemon_set).get("tolerations") or ())
+def _tolerates(daemon_set: Mapping[str, Any], key: str, value: str) -> bool:
+    return any(_matches(toleration, key, value) for toleration in _pod_spec(daemon_set).get("tolerations") or ())
 
 
-def _matches(toleration: Mapping[str, Any], role: str) -> bool:
+def _matches(toleration: Mapping[str, Any], key: str, value: str) -> bool:
     if toleration.get("effect") not in {None, "", names.TAINT_EFFECT}:
         return False
     if toleration.get("operator") == "Exists":
-        return toleration.get("key") in {None, "", names.ROLE_TAINT}
-    return toleration.get("key") == names.ROLE_TAINT and (toleration.get("value") or "") == role
+        return toleration.get("key") in {None, "", key}
+    return toleration.get("key") == key and (toleration.get("value") or "") == value

@@ -94,8 +94,8 @@ CLUSTER: Final = (
     _right(
         kinds.DAEMON_SET,
         ("list",),
-        "Before a pool's taint glm5.dev/role is set: whether each DaemonSet of its nodes tolerates it. And whether MindCluster's device "
-        "plugin resets cards by itself: its flag -hotReset.",
+        "Before a pool's taint glm5.dev/role is set, and while a remedy or a move has closed a node (glm5.dev/health, glm5.dev/moving): "
+        "whether each DaemonSet there tolerates it. And whether MindCluster's device plugin resets cards by itself: its flag -hotReset.",
     ),
     _right(kinds.EVENT, ("create",), "Events on services, fine-tuning jobs and pools, in the object's namespace."),
     _right(kinds.EVENT, ("list",), "Why the pods of a Job can't be created: its controller says so nowhere else."),

@@ -117,6 +117,13 @@ def taint_waits(key: str, daemonsets: Iterable[str]) -> Finding:
     return Finding("TaintWaits", f"the taint {key} waits until these DaemonSets on the pool's nodes tolerate it: {', '.join(daemonsets)}")
 
 
+def daemon_sets_kept_away(keys: Iterable[str], daemonsets: Iterable[str]) -> Finding:
+    """A warning of a pool: what runs there goes on, but an update of these leaves nodes in a remedy or on a move without them."""
+    who, what = ", ".join(daemonsets), " and ".join(keys)
+    message = f"nodes that are treated or moved lose the pods of these DaemonSets at their next update, until they tolerate {what}: {who}"
+    return Finding("DaemonSetsKeptAway", message)
+
+
 # --- the model --------------------------------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ class PoolPlan:
         held_cards: those that pods hold.
         free_cards: those that a new pod could get: not held, on nodes that are ready and accept pods.
         stalled: why services can't be planned on the pool until it or its nodes change.
-        warnings: conflicts, and a taint that waits for DaemonSets.
+        warnings: conflicts, a taint that waits for DaemonSets, and DaemonSets that a remedy's or a move's keeps away.
     """
 
     changes: tuple[NodeChange, ...]
@@ -100,7 +100,13 @@ def selects(pool: NPUPool, node: NodeFacts) -> bool:
     return bool(spec.node_selector) and all(node.labels.get(key) == value for key, value in (spec.node_selector or {}).items())
 
 
-def plan_pool(pool: NPUPool, all_pools: Iterable[NPUPool], nodes: tuple[NodeFacts, ...], intolerant: Collection[str] = ()) -> PoolPlan:
+def plan_pool(
+    pool: NPUPool,
+    all_pools: Iterable[NPUPool],
+    nodes: tuple[NodeFacts, ...],
+    intolerant: Collection[str] = (),
+    kept_away: Collection[str] = (),
+) -> PoolPlan:
     """Plan the nodes of `pool`.
 
     Args:
@@ -108,6 +114,7 @@ def plan_pool(pool: NPUPool, all_pools: Iterable[NPUPool], nodes: tuple[NodeFact
         all_pools: every pool of the cluster, this one among them.
         nodes: every node of the cluster, so that those that left the selector are released.
         intolerant: DaemonSets on the pool's nodes that don't tolerate the role taint; while there are any, no taint is set.
+        kept_away: DaemonSets that don't tolerate the taint of a remedy or a move on a node of the pool; told, and nothing else.
     """
     pools = tuple(all_pools)
     name = pool.metadata.name
@@ -132,7 +139,7 @@ def plan_pool(pool: NPUPool, all_pools: Iterable[NPUPool], nodes: tuple[NodeFact
         held_cards=sum(node.held for node in mine),
         free_cards=sum(max(0, _cards(node, resource) - node.held) for node in mine if node.ready and node.schedulable),
         stalled=offer if isinstance(offer, Finding) else None,
-        warnings=_warnings(pool, conflicts, intolerant),
+        warnings=_warnings(pool, conflicts, intolerant, kept_away),
     )
 
 
@@ -152,8 +159,10 @@ def _cards(node: NodeFacts, resource: str | None) -> int:
     return node.allocatable.get(resource, 0) if resource else 0
 
 
-def _warnings(pool: NPUPool, conflicts: dict[str, str], intolerant: Collection[str]) -> tuple[Finding, ...]:
+def _warnings(pool: NPUPool, conflicts: dict[str, str], intolerant: Collection[str], kept_away: Collection[str]) -> tuple[Finding, ...]:
     found = [findings.node_conflict(node, owner) for node, owner in sorted(conflicts.items())]
     if pool.spec.taint and intolerant:
         found.append(findings.taint_waits(names.ROLE_TAINT, sorted(intolerant)))
+    if kept_away:
+        found.append(findings.daemon_sets_kept_away((names.HEALTH_TAINT, names.MOVE_TAINT), sorted(kept_away)))
     return tuple(found)

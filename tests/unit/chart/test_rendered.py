@@ -99,11 +99,14 @@ def test_helm_lint_has_nothing_to_say(chart: Chart) -> None:
 
 
 @pytest.mark.parametrize("values", [None, {"tolerations": []}, {"tolerations": [{"key": "a", "operator": "Exists"}]}], ids=str)
-def test_a_pool_that_taints_every_node_does_not_lock_the_operator_out(chart: Chart, values: dict[str, Any] | None) -> None:
-    taint = {"key": names.ROLE_TAINT, "operator": "Exists", "effect": names.TAINT_EFFECT}
+def test_taints_of_ours_on_every_node_do_not_lock_the_operator_out(chart: Chart, values: dict[str, Any] | None) -> None:
+    """Of a role; and where one node is all there is, of its quarantine and its move, which nobody but the operator takes off."""
+    keys = (names.ROLE_TAINT, names.HEALTH_TAINT, names.MOVE_TAINT)
+    taints = [{"key": key, "operator": "Exists", "effect": names.TAINT_EFFECT} for key in keys]
     pods = pod_templates(chart.render(values))
     assert pods.pop(AGENT)["spec"]["tolerations"] == [{"operator": "Exists"}]
-    assert all(taint in pod["spec"]["tolerations"] for pod in pods.values())
+    assert pods
+    assert all(pod["spec"]["tolerations"][: len(taints)] == taints for pod in pods.values())
 
 
 @pytest.mark.parametrize("values", [None, {"crds": {"install": False}}], ids=str)

@@ -1,4 +1,4 @@
-"""What a reconcile of a pool writes on nodes. Real: cache, facts, planner, status. Faked: the edge that writes."""
+"""What a reconcile of a pool writes on nodes and says of DaemonSets. Real: cache, facts, planner, status. Faked: the edge that writes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glm5_operator.kube import ApiFailure, Applier, Cache, Events, Key, Outcome,
 from glm5_operator.plan.facts import Site
 from glm5_operator.plan.pool_audit import Exempt
 from tests.support.clock import at
-from tests.unit.controllers.test_facts import a_node
+from tests.unit.controllers.test_facts import a_node, a_pool
 
 Json = dict[str, Any]
 RESYNC, RECHECK = timedelta(minutes=10), timedelta(minutes=1)
-GONE = Key("NPUPool", "", "inference")
+POOL = Key("NPUPool", "", "inference")
 
 
 @dataclass
@@ -29,6 +29,17 @@ class Edge:
     meanwhile: Json | None = None
     failure: ApiFailure | None = None
     written: list[tuple[str, str | None]] = field(default_factory=list)
+    status: Json = field(default_factory=dict)
+    daemon_sets: list[Json] = field(default_factory=list)
+    reads: int = 0
+
+    async def read(self) -> list[Json]:
+        self.reads += 1
+        return self.daemon_sets
+
+    async def write_status(self, pool: Json, status: Json) -> None:
+        assert pool["metadata"]["name"] == "inference"
+        self.status = status
 
     async def patch_node(self, node: Json, *, labels: dict[str, str | None], taints: object = None) -> ApiFailure | None:
         self.written.append((node["metadata"]["name"], labels[names.POOL_LABEL]))
@@ -44,15 +55,12 @@ def labelled(name: str, pool: str, version: int = 1) -> Json:
     return node
 
 
-async def release(edge: Edge) -> Outcome:
-    async def none() -> list[Json]:
-        return []
-
+async def reconcile(edge: Edge) -> Outcome:
     cache = edge.cache
     facts = Facts(cache, Site())
     auditor = Auditor(cache, cast(Applier, edge), facts, Exempt(), RECHECK)
-    controller = PoolController(cache, cast(Applier, edge), cast(Events, edge), facts, none, RESYNC, RECHECK, auditor, RECHECK)
-    return await controller.reconcile(GONE, at())
+    controller = PoolController(cache, cast(Applier, edge), cast(Events, edge), facts, edge.read, RESYNC, RECHECK, auditor, RECHECK)
+    return await controller.reconcile(POOL, at())
 
 
 def a_cache(*nodes: Json) -> Cache:
@@ -65,14 +73,14 @@ def a_cache(*nodes: Json) -> Cache:
 async def test_a_pool_that_is_gone_lets_go_of_its_own_nodes_only() -> None:
     edge = Edge(a_cache(labelled("a", "inference"), labelled("b", "training"), labelled("c", "inference")))
 
-    assert await release(edge) == Outcome.done()
+    assert await reconcile(edge) == Outcome.done()
     assert sorted(edge.written) == [("a", None), ("c", None)]
 
 
 async def test_a_node_that_another_pool_took_meanwhile_keeps_its_label() -> None:
     edge = Edge(a_cache(labelled("a", "inference"), labelled("b", "inference")), meanwhile=labelled("b", "training", version=2))
 
-    await release(edge)
+    await reconcile(edge)
 
     assert edge.written == [("a", None)]
 
@@ -81,4 +89,40 @@ async def test_a_node_that_can_not_be_let_go_is_tried_again() -> None:
     refused = ApiFailure("Conflict", "changed", Key("Node", "", "a"), retryable=True)
     edge = Edge(a_cache(labelled("a", "inference")), failure=refused)
 
-    assert (await release(edge)).kind is OutcomeKind.RETRY
+    assert (await reconcile(edge)).kind is OutcomeKind.RETRY
+
+
+def ready(edge: Edge) -> str:
+    return str(next(item["message"] for item in edge.status["conditions"] if item["type"] == "Ready"))
+
+
+def a_plugin(*tolerations: Json) -> Json:
+    template = {"spec": {"nodeSelector": {"rack": "inference"}, "tolerations": list(tolerations)}}
+    return {"metadata": {"name": "device-plugin", "namespace": "kube-system"}, "spec": {"template": template}}
+
+
+async def test_who_is_kept_from_a_node_in_quarantine_is_told_though_the_pool_sets_no_taint_of_its_own() -> None:
+    sick = labelled("a", "inference")
+    sick["spec"] = {"taints": [{"key": "glm5.dev/health", "value": "quarantined", "effect": "NoSchedule"}]}
+    pool = a_pool()
+    pool["metadata"]["generation"] = 1
+    edge = Edge(a_cache(sick, labelled("b", "inference"), pool), daemon_sets=[a_plugin()])
+
+    await reconcile(edge)
+    assert "DaemonSetsKeptAway" in ready(edge)
+    assert "kube-system/device-plugin" in ready(edge)
+    assert edge.written == [], "nothing is held back or taken off for it"
+
+    edge.daemon_sets = [a_plugin({"key": "glm5.dev/health", "operator": "Exists"})]
+    await reconcile(edge)
+    assert "DaemonSetsKeptAway" not in ready(edge)
+
+
+async def test_daemon_sets_are_not_read_where_no_node_has_a_taint_of_ours() -> None:
+    pool = a_pool()
+    pool["metadata"]["generation"] = 1
+    edge = Edge(a_cache(labelled("a", "inference"), pool), daemon_sets=[a_plugin()])
+
+    await reconcile(edge)
+    assert edge.status["nodes"] == 1
+    assert edge.reads == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glm5_operator.controllers.taints import intolerant, with_taint
+from glm5_operator.controllers.taints import intolerant, kept_away, with_taint
 
 Json = dict[str, Any]
 
@@ -64,3 +64,35 @@ def test_a_daemon_set_of_other_nodes_is_not_asked() -> None:
 
     assert intolerant([elsewhere], [node(accelerator="huawei-Ascend910")], "inference") == ()
     assert intolerant([elsewhere], [node(accelerator="nvidia")], "inference") == ("kube-system/device-plugin",)
+
+
+SICK = {"key": "glm5.dev/health", "value": "quarantined", "effect": "NoSchedule"}
+LEAVING = {"key": "glm5.dev/moving", "value": "training", "effect": "NoSchedule"}
+BY_KEY, BY_VALUE = {"key": "glm5.dev/health", "operator": "Exists"}, {"key": "glm5.dev/health", "value": "quarantined"}
+
+
+@pytest.mark.parametrize(
+    ("taints", "tolerations", "away"),
+    [
+        ([SICK], [], True),
+        ([SICK], [{"key": "glm5.dev/role", "operator": "Exists"}], True),
+        ([SICK], [BY_KEY], False),
+        ([SICK], [BY_VALUE], False),
+        ([{**SICK, "value": "remedy"}], [BY_VALUE], True),
+        ([SICK, LEAVING], [BY_KEY], True),
+        ([SICK, LEAVING], [BY_KEY, {"key": "glm5.dev/moving", "operator": "Exists"}], False),
+        ([SICK, LEAVING], [{"operator": "Exists"}], False),
+        ([THEIRS, OURS], [], False),
+        ([], [], False),
+    ],
+)
+def test_a_daemon_set_is_kept_from_a_node_by_the_taint_that_the_node_has_now(
+    taints: list[Json], tolerations: list[Json], away: bool
+) -> None:
+    assert kept_away([daemon_set(*tolerations)], [node(*taints)]) == (("kube-system/device-plugin",) if away else ())
+
+
+def test_a_daemon_set_of_other_nodes_is_not_kept_away() -> None:
+    nodes = [node(SICK, accelerator="huawei-Ascend910"), node(accelerator="nvidia")]
+
+    assert kept_away([daemon_set(selector={"accelerator": "nvidia"})], nodes) == ()

@@ -62,6 +62,16 @@ def test_the_taint_waits_for_daemonsets_that_would_be_driven_away() -> None:
     assert "kube-system/device-plugin" in plan.warnings[0].message
 
 
+def test_daemonsets_that_a_quarantine_keeps_away_are_told_and_hold_nothing_back() -> None:
+    mine = pool({"taint": True})
+    plan = plan_pool(mine, [mine], (labelled("n0", "inference"),), kept_away=["kube-system/device-plugin"])
+
+    assert plan.changes == (NodeChange("n0", "inference", "inference"),)
+    assert [warning.reason for warning in plan.warnings] == ["DaemonSetsKeptAway"]
+    for word in ("kube-system/device-plugin", "glm5.dev/health", "glm5.dev/moving"):
+        assert word in plan.warnings[0].message
+
+
 def test_the_older_pool_gets_a_node_that_two_select_and_the_other_reports_it() -> None:
     older, newer = pool(name="zeta", created="2026-01-01T00:00:00Z"), pool(name="alpha", created="2026-02-01T00:00:00Z")
     contested = (node("n0"),)
