@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from glm5_operator.api import names
@@ -90,11 +91,11 @@ def build(parts: Parts) -> Controllers:
     interval, tell = timedelta(seconds=asking.interval), timedelta(seconds=asking.tell)
     poller = ProgressPoller(parts.cache, PodReader(), parts.wake, interval, tell, asking.port)
 
-    def look_again() -> None:
-        for key in parts.cache.keys(names.FINETUNE_KIND):
+    def look_again_at(kind: str) -> None:
+        for key in parts.cache.keys(kind):
             parts.wake(key)
 
-    gangs = Gangs(parts.client, parts.settings.watch.discovery, look_again)
+    gangs = Gangs(parts.client, parts.settings.watch.discovery, partial(look_again_at, names.FINETUNE_KIND))
     training_metrics.register(parts.metrics, parts.cache)
     deployments = Deployments(parts.cache, parts.applier, parts.events, facts, adapters)
     finetunes = FinetuneController(
@@ -112,11 +113,7 @@ def build(parts: Parts) -> Controllers:
         deployments,
     )
 
-    def look_at_nodes() -> None:
-        for key in parts.cache.keys(names.NODE_KIND):
-            parts.wake(key)
-
-    plugins = Plugins(daemon_sets, parts.settings.watch.discovery, look_at_nodes)
+    plugins = Plugins(daemon_sets, parts.settings.watch.discovery, partial(look_again_at, names.NODE_KIND))
     watched, agents = parts.settings.scope.namespaces, parts.settings.lease.namespace
     nodes = NodeController(
         parts.cache,
