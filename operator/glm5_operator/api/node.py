@@ -174,7 +174,9 @@ class AscendNodeStatus(StatusModel):
     conditions: Annotated[tuple[Condition, ...], Field(strict=False, max_length=32)] | None = Field(
         default=None, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     )
-    """CardsHealthy; FactsFresh: the source can be believed; Quarantined. Written by the operator."""
+    """CardsHealthy; FactsFresh: the source can be believed; Quarantined; WatchOnly: the pool says Auto, and the operator only tells what it
+    would do. Written by the operator.
+    """
 
 
 class AscendNode(ApiObject):

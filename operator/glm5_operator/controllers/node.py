@@ -57,6 +57,7 @@ class _Seen:
     memory: Memory
     policy: Policy
     released: bool
+    limited: bool  # the pool says Auto, and this operator doesn't do it
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class NodeController:
             seen = await self._observe(node, ascend_node, pool.pool, now)
             move = self._moves.step(ascend_node, pool.pool.metadata.name, seen.health, seen.policy, memory=seen.memory, now=now)
             decision = resting(seen.memory, move) if move.holds else self._decide(seen, now)
-            status = node_status(ascend_node, seen.health, decision, now) | status_of(move)
+            status = node_status(ascend_node, seen.health, decision, now, limited=seen.limited) | status_of(move)
             failures = await self._remember(seen, decision, status, now)
             if not failures:
                 # Under the lock too: who is the last one of a service in traffic is counted from the pods.
@@ -131,10 +132,11 @@ class NodeController:
             hot_reset=await self.resets_itself(node),
         )
         policy = Policy.of(spec.health, health.product)
-        if not self.whole_cluster and policy.mode == "Auto":
+        limited = not self.whole_cluster and policy.mode == "Auto"
+        if limited:
             policy = replace(policy, mode="DryRun")
         released = names.RELEASE_ANNOTATION in (ascend_node["metadata"].get("annotations") or {})
-        return _Seen(node, ascend_node, pool, health, _memory(ascend_node, node, now), policy, released)
+        return _Seen(node, ascend_node, pool, health, _memory(ascend_node, node, now), policy, released, limited)
 
     def _decide(self, seen: _Seen, now: datetime) -> Decision:
         pool = seen.pool.metadata.name

@@ -22,18 +22,37 @@ if TYPE_CHECKING:
 
 CARDS_HEALTHY: Final = "CardsHealthy"
 QUARANTINED: Final = "Quarantined"
+WATCH_ONLY: Final = "WatchOnly"
 OURS: Final = ("remedy", "move", "conditions")
 """Fields of the status that the operator writes."""
 
 _MOST_NAMED: Final = 4
+_WATCHED_ONLY: Final = Condition(
+    WATCH_ONLY,
+    Truth.TRUE,
+    "LimitedToNamespaces",
+    "spec.health.mode of its pool is Auto, but this operator is limited to namespaces, and pods that it can't see may hold the cards: "
+    "it does as in DryRun; let an operator of the whole cluster have this node, or set DryRun",
+)
+"""Only where it is so: most operators are of the whole cluster."""
 
 
-def node_status(ascend_node: Mapping[str, Any], health: NodeHealth, decision: Decision, now: datetime) -> dict[str, Any]:
-    """Compute it. `ascend_node` is the object as the API server gave it."""
+def node_status(
+    ascend_node: Mapping[str, Any], health: NodeHealth, decision: Decision, now: datetime, *, limited: bool = False
+) -> dict[str, Any]:
+    """Compute it.
+
+    Args:
+        ascend_node: the object as the API server gave it.
+        health: what is known of the node.
+        decision: what was decided on it.
+        now: with a time zone.
+        limited: the pool says Auto, and an operator of some namespaces doesn't do it.
+    """
     remedy = memories.dump(decision.memory).model_dump(mode="json", by_alias=True, exclude_none=True)
     previous = (ascend_node.get("status") or {}).get("conditions") or ()
     generation = ascend_node["metadata"].get("generation", 1)
-    told = (_cards_healthy(health), _facts_fresh(health), _quarantined(decision.memory))
+    told = (_cards_healthy(health), _facts_fresh(health), _quarantined(decision.memory), *((_WATCHED_ONLY,) if limited else ()))
     return {"remedy": remedy, "conditions": c.dated(told, previous, generation, now)}
 
 
@@ -80,5 +99,5 @@ def _facts_fresh(health: NodeHealth) -> Condition:
 def _quarantined(memory: Memory) -> Condition:
     if memory.state != "Quarantined":
         return Condition(QUARANTINED, Truth.FALSE, "InService", "")
-    dry = "would be: health.mode is DryRun; " if memory.dry_run else ""
+    dry = "would be, and is only told as in DryRun; " if memory.dry_run else ""
     return Condition(QUARANTINED, Truth.FALSE if memory.dry_run else Truth.TRUE, memory.reason, dry + memory.message)

@@ -224,6 +224,20 @@ async def test_an_operator_of_some_namespaces_only_says_what_it_would_do() -> No
     found = bed.cache.get("AscendNode", "", "npu-0")
     assert found is not None
     assert found["status"]["remedy"]["dryRun"] is True
+    said = {condition["type"]: condition for condition in found["status"]["conditions"]}
+    assert (said["WatchOnly"]["status"], said["WatchOnly"]["reason"]) == ("True", "LimitedToNamespaces")
+    assert "spec.health.mode of its pool is Auto" in said["WatchOnly"]["message"]
+
+
+@pytest.mark.parametrize(("mode", "whole_cluster"), [("Auto", True), ("DryRun", False), ("Off", False)])
+async def test_only_where_a_pool_says_auto_and_the_operator_does_not_is_that_told(mode: str, whole_cluster: bool) -> None:
+    bed = Bed(pool=a_pool(mode=mode), whole_cluster=whole_cluster)
+    await bed.look()
+
+    found = bed.cache.get("AscendNode", "", "npu-0")
+
+    assert found is not None
+    assert "WatchOnly" not in {condition["type"] for condition in found["status"]["conditions"]}
 
 
 async def test_a_remedy_that_can_not_be_read_is_as_good_as_lost() -> None:
