@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from glm5_operator.health.types import Product
+
 if TYPE_CHECKING:
     from glm5_operator.agent.settings import Every, Worth
     from glm5_operator.api.node import ResetReport
@@ -31,7 +33,8 @@ def urgency(written: NodeFactsReport, read: NodeFactsReport, worth: Worth) -> Ur
     if _decisive(written) != _decisive(read):
         return Urgency.AT_ONCE
     pairs = zip(written.cards, read.cards, strict=True)  # the same cards, or they would differ above
-    return Urgency.NUMBERS if any(_moved(before, after, worth) for before, after in pairs) else Urgency.WITH_THE_NEXT
+    hot = worth.hot_310p if read.product == Product.ATLAS_310P else worth.hot
+    return Urgency.NUMBERS if any(_moved(before, after, worth, hot) for before, after in pairs) else Urgency.WITH_THE_NEXT
 
 
 def due(
@@ -61,13 +64,11 @@ def _of_card(card: CardReport) -> tuple[object, ...]:
     return (*(getattr(card, name) for name in sorted(fields)), None if card.pids is None else bool(card.pids))
 
 
-def _moved(before: CardReport, after: CardReport, worth: Worth) -> bool:
+def _moved(before: CardReport, after: CardReport, worth: Worth, hot: int) -> bool:
+    """Of a hot card, and of one that has just cooled down, everything counts, also that it stayed as it was: rules ask for how long."""
     if _apart(before.memory_used, after.memory_used) >= worth.memory:
         return True
-    if max(before.temperature or 0, after.temperature or 0) < worth.hot:
-        return False
-    hotter = _apart(before.temperature, after.temperature) >= worth.temperature
-    return hotter or _apart(before.utilisation, after.utilisation) >= worth.utilisation
+    return max(before.temperature or 0, after.temperature or 0) >= hot
 
 
 def _apart(before: int | None, after: int | None) -> float:

@@ -166,8 +166,11 @@ class Situation:
 
 def look(node: NodeHealth, policy: Policy, memory: Memory, room: Room, now: datetime) -> tuple[Situation, Memory]:
     """Grade the cards. The memory comes back with what is hot, and without restarts whose fault is gone and pods that are."""
-    hot = _hot(node, policy, memory, now)
-    faults = {card.physical: found for card in node.cards if (found := _faults(card, policy, memory, hot, now))}
+    # Heat lasts from one reading to another: what has been as hot since, and what no reading says yet, aren't known.
+    measured = node.measured or now
+    hot = _hot(node, policy, memory, measured)
+    lasting = tuple(entry for entry in hot if measured - entry.since >= _rule(policy, entry).sustain)
+    faults = {card.physical: found for card in node.cards if (found := _faults(card, policy, memory, lasting, now))}
     situation = Situation(node, policy, room, now, faults)
     unseen = {card.physical for card in node.cards if not card.known}
     still = tuple(card for card in memory.restarted if card in unseen or situation.grade(card) in UNFIT)
@@ -176,6 +179,7 @@ def look(node: NodeHealth, policy: Policy, memory: Memory, room: Room, now: date
 
 
 def _faults(card: CardHealth, policy: Policy, memory: Memory, hot: tuple[Hot, ...], now: datetime) -> tuple[Fault, ...]:
+    """What counts of a card; `hot` has the cards that have been so for long enough."""
     if card.missing:
         return (Fault("Missing", "it was there and isn't any more", Grade.ISOLATE),)
     if not card.known:
@@ -186,10 +190,9 @@ def _faults(card: CardHealth, policy: Policy, memory: Memory, hot: tuple[Hot, ..
     overdue = card.physical in memory.restarted and waited
     if overdue:
         found = [replace(fault, grade=Grade.RESET_WHEN_IDLE) if fault.grade is Grade.RESTART_ENGINE else fault for fault in found]
-    rules = {rule.key: rule for rule in policy.thermal}
     for entry in hot:
-        rule = rules[entry.rule]
-        if entry.card == card.physical and now - entry.since >= rule.sustain:
+        if entry.card == card.physical:
+            rule = _rule(policy, entry)
             level = f"above {rule.temperature} °C and {rule.utilisation} % for {int(rule.sustain.total_seconds())} s"
             found.append(Fault("Hot", level, Grade.RESET if rule.action == "Reset" else Grade.NOTE))
     return tuple(sorted(found, key=lambda fault: URGENCY.index(fault.grade)))
@@ -201,13 +204,17 @@ def _as_it_counts(fault: Fault) -> Fault:
     return fault
 
 
-def _hot(node: NodeHealth, policy: Policy, memory: Memory, now: datetime) -> tuple[Hot, ...]:
+def _rule(policy: Policy, entry: Hot) -> Thermal:
+    return next(rule for rule in policy.thermal if rule.key == entry.rule)
+
+
+def _hot(node: NodeHealth, policy: Policy, memory: Memory, measured: datetime) -> tuple[Hot, ...]:
     before = {(entry.card, entry.rule): entry.since for entry in memory.hot}
     return tuple(
-        Hot(card.physical, rule.key, before.get((card.physical, rule.key), now))
+        Hot(card.physical, rule.key, before.get((card.physical, rule.key), measured))
         for card in node.cards
         for rule in policy.thermal
-        if (_above(card, rule) if card.known else (card.physical, rule.key) in before) or _latched(card, rule, memory, now)
+        if (_above(card, rule) if card.known else (card.physical, rule.key) in before) or _latched(card, rule, memory, measured)
     )
 
 
@@ -217,8 +224,8 @@ def _above(card: CardHealth, rule: Thermal) -> bool:
     return rule.utilisation == 0 or (card.utilisation is not None and card.utilisation > rule.utilisation)
 
 
-def _latched(card: CardHealth, rule: Thermal, memory: Memory, now: datetime) -> bool:
+def _latched(card: CardHealth, rule: Thermal, memory: Memory, measured: datetime) -> bool:
     # A card cools down as soon as its pods are gone. That is no cure: what was asked for is the reset, and only the reset clears it.
     if memory.state not in {"Quiescing", "Draining"} or rule.action != "Reset":
         return False
-    return any(entry.card == card.physical and entry.rule == rule.key and now - entry.since >= rule.sustain for entry in memory.hot)
+    return any(entry.card == card.physical and entry.rule == rule.key and measured - entry.since >= rule.sustain for entry in memory.hot)

@@ -141,6 +141,7 @@ class NodeHealth:
         trust: whether it can be believed.
         why: what is wrong with the sources, in words; also of a source that is stale or broken while the other one is believed.
         as_of: when the source wrote it.
+        measured: when the node agent read the cards' numbers, whichever source is believed of their health; None when nobody knows.
         doubted_since: since when it can't be believed; None when it can, or when nobody knows.
         ready: the node's Ready condition.
         hccs: cards are joined by HCCS; None when unknown, which counts as joined.
@@ -160,6 +161,7 @@ class NodeHealth:
     trust: Trust = Trust.FRESH
     why: str = ""
     as_of: datetime | None = None
+    measured: datetime | None = None
     doubted_since: datetime | None = None
     ready: bool = True
     hccs: bool | None = None

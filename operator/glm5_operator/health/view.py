@@ -76,6 +76,7 @@ def node_health(
         trust=verdict.trust,
         why="; ".join(note for note in notes if note),
         as_of=maps_say.updated if from_maps else agent.seen,
+        measured=agent.seen,
         doubted_since=None if verdict.trust is Trust.FRESH else _doubted_since(status.get("conditions") or (), now),
         ready=facts.ready,
         hccs=report.get("hccs"),

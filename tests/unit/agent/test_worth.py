@@ -84,8 +84,10 @@ def test_numbers_of_a_cool_card_wait_for_the_next_write(changes: dict[str, Any])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({"temperature": 78}, {"temperature": 81}),
-        ({"temperature": 81}, {"temperature": 78}),
+        ({"temperature": 79}, {"temperature": 80}),
+        ({"temperature": 80}, {"temperature": 79}),
+        ({"temperature": 86, "utilisation": 97}, {"temperature": 84, "utilisation": 97}),
+        ({"temperature": 86, "utilisation": 97}, {"temperature": 86, "utilisation": 97}),
         ({"temperature": 90, "utilisation": 10}, {"temperature": 90, "utilisation": 96}),
         ({"memory_used": 3314}, {"memory_used": 59356}),
         ({"memory_used": 3314}, {"memory_used": None}),
@@ -96,6 +98,12 @@ def test_heat_and_memory_are_written_soon_but_not_often(before: dict[str, Any], 
     assert urgency(changed(**before), changed(**after), WORTH) is Urgency.NUMBERS
     assert not due((changed(**before), ()), (changed(**after), ()), EVERY.numbers - 1, EVERY, WORTH)
     assert due((changed(**before), ()), (changed(**after), ()), EVERY.numbers, EVERY, WORTH)
+
+
+def test_a_310p_is_hot_later_for_it_idles_at_86_degrees() -> None:
+    for before, after, found in ((78, 86, Urgency.WITH_THE_NEXT), (89, 90, Urgency.NUMBERS), (90, 89, Urgency.NUMBERS)):
+        pair = [facts(CARD.model_copy(update={"temperature": heat}), product="310P") for heat in (before, after)]
+        assert urgency(*pair, WORTH) is found
 
 
 def test_a_sign_of_life_is_written_although_nothing_changed() -> None:
@@ -122,3 +130,8 @@ def test_2000_nodes_whose_numbers_waver_write_no_more_than_signs_of_life() -> No
 
     assert writes == 0
     assert 2000 / EVERY.heartbeat < 5
+
+
+def test_2000_nodes_of_which_one_in_twenty_has_a_hot_card_write_five_times_a_second_at_most() -> None:
+    hot = 2000 // 20
+    assert hot / EVERY.numbers + (2000 - hot) / EVERY.heartbeat < 5

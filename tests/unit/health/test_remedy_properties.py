@@ -129,6 +129,7 @@ nodes = st.builds(
     source=st.sampled_from(Source),
     trust=st.sampled_from((Trust.FRESH, *Trust)),
     as_of=st.one_of(st.none(), moments),
+    measured=st.one_of(st.none(), moments),
     ready=st.booleans(),
     hccs=st.sampled_from((None, True, False)),
     virtual=st.booleans(),

@@ -204,6 +204,7 @@ class World:
             trust=Trust.FRESH if fresh else Trust.STALE,
             why="" if fresh else "the agent isn't ready",
             as_of=site.read,
+            measured=site.read,
             ready=site.ready,
             hccs=True,
             pods=tuple(sorted(site.pods)),
