@@ -40,10 +40,15 @@ def quarantined() -> Bed:
     return a_bed({"remedy": remembering("Quarantined"), "facts": facts()}, tainted("quarantined"))
 
 
-async def test_a_pool_that_can_not_be_read_takes_nothing_from_its_nodes() -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [{}, {"role": "Dancing", "nodeSelector": {}}, {**a_pool()["spec"], "ofAnotherVersion": 1}],
+    ids=["half-written", "of a role that isn't known", "of a newer CRD"],
+)
+async def test_a_pool_that_can_not_be_read_takes_nothing_from_its_nodes(spec: Json) -> None:
     bed = quarantined()
     before = bed.cache.get("AscendNode", "", "npu-0")
-    bed.cache.put(later(a_pool(colour="blue"), "2"))
+    bed.cache.put({**later(a_pool(), "2"), "spec": spec})
 
     outcome = await bed.look(1)
 
