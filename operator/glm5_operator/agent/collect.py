@@ -51,11 +51,13 @@ Chip = tuple[int, int]
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered from one poll to the next."""
+    """What is remembered from one poll to the next; `seen` and `product` also over restarts, while `kept` in the file."""
 
     cards: dict[int, CardReport] = field(default_factory=dict)
     read_at: dict[int, float] = field(default_factory=dict)
     seen: dict[int, Chip] = field(default_factory=dict)
+    product: str | None = None
+    kept: bool = False
     table: InfoTable | None = None
     mapping: CardMap | None = None
     mapped: frozenset[Chip] | None = None
@@ -78,7 +80,8 @@ class Collector:
         self._host = host
         self._rare = rare
         self._file = Path(settings.node.state) / "cards.json"
-        self._memory = _Memory(seen=_load_seen(self._file))
+        seen, product = _load_seen(self._file)
+        self._memory = _Memory(seen=seen, product=product, kept=self._file.exists())
         self._turn = asyncio.Lock()
 
     async def read(self, observed_at: str, now: float, *, full: bool = False) -> NodeFactsReport:
@@ -105,6 +108,7 @@ class Collector:
         await self._add_processes(fresh, again=full)
         if full:
             memory.full_at = now
+        if full or self._newly_used(fresh):
             await self._ask_kubelet()
         missing = self._absent(table, fresh)
         cards = self._merge(fresh, missing, now)
@@ -250,6 +254,12 @@ class Collector:
 
     # --- kubelet -----------------------------------------------------------------------------------------------------------
 
+    def _newly_used(self, cards: Mapping[int, CardReport]) -> bool:
+        """A process came onto a card of nobody: most likely of a pod that started since kubelet was asked, and no stranger's."""
+        given = self._memory.allocations.holders if self._memory.allocations else {}
+        before = {physical for physical, card in self._memory.cards.items() if card.pids}
+        return any(card.pids and physical not in given and physical not in before for physical, card in cards.items())
+
     async def _ask_kubelet(self) -> None:
         socket = str(self._host.path(self._settings.node.kubelet) / SOCKET)
         try:
@@ -264,13 +274,30 @@ class Collector:
     def _absent(self, table: InfoTable | None, fresh: Mapping[int, CardReport]) -> tuple[int, ...]:
         """Cards that were seen before and aren't in a table that shows all there are; of another table only what was missing before."""
         memory = self._memory
+        whole = table is not None and table.whole and len(fresh) == len(table.chips)
+        product = table.product.value if table is not None and table.product is not None else memory.product
+        if whole and (why := self._other_hardware(product)):
+            log.warning(
+                "%s: cards that were seen before and aren't there now are forgotten: %s", why, sorted(memory.seen.keys() - fresh.keys())
+            )
+            memory.seen = {}
         new = {physical: (card.npu, card.chip) for physical, card in fresh.items() if memory.seen.get(physical) != (card.npu, card.chip)}
-        if new and table is not None:
-            memory.seen |= new
-            _save_seen(self._file, memory.seen)
-        if table is not None and table.whole and len(fresh) == len(table.chips):
+        known = product if whole or memory.product is None else memory.product
+        if table is not None and (new or known != memory.product):
+            memory.seen, memory.product = memory.seen | new, known
+            memory.kept = _save_seen(self._file, memory.seen, known)
+        if whole:
             return tuple(sorted(memory.seen.keys() - fresh.keys()))
         return tuple(sorted(memory.seen.keys() - fresh.keys() - memory.cards.keys()))
+
+    def _other_hardware(self, product: str | None) -> str:
+        """Why what was seen before says nothing of what should be there; empty when it does."""
+        memory = self._memory
+        if memory.product is not None and product != memory.product:
+            return f"cards of {product} are where cards of {memory.product} were"
+        if memory.kept and not self._file.exists():
+            return f"{self._file} was removed"  # as docs/health.md tells whoever takes a card out
+        return ""
 
     def _merge(self, fresh: Mapping[int, CardReport], missing: Iterable[int], now: float) -> tuple[CardReport, ...]:
         """What was read now, and beside it what was known of cards that couldn't be."""
@@ -329,22 +356,27 @@ def _failure(answer: Answer, read: InfoTable) -> str:
     return fields.message(f"exit {answer.exit_code}: {words or 'it printed nothing'}")
 
 
-def _load_seen(file: Path) -> dict[int, Chip]:
-    """Cards of earlier lives of the agent; a file that can't be read is as none, and told."""
+def _load_seen(file: Path) -> tuple[dict[int, Chip], str | None]:
+    """Cards of earlier lives of the agent, and of which product; a file that can't be read is as none, and told."""
     try:
-        return {int(physical): (int(npu), int(chip)) for physical, (npu, chip) in json.loads(file.read_text()).items()}
+        kept = json.loads(file.read_text())
+        seen = {int(physical): (int(npu), int(chip)) for physical, (npu, chip) in kept["cards"].items()}
+        return seen, kept["product"] and str(kept["product"])
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        return {}, None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as problem:
         log.warning("%s can't be read, cards that are missing already won't be noticed: %s", file, problem)
-        return {}
+        return {}, None
 
 
-def _save_seen(file: Path, seen: Mapping[int, Chip]) -> None:
+def _save_seen(file: Path, seen: Mapping[int, Chip], product: str | None) -> bool:
+    """Whether it is in the file now."""
     draft = file.with_suffix(".draft")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({str(physical): chip for physical, chip in sorted(seen.items())}))
+        draft.write_text(json.dumps({"product": product, "cards": {str(physical): chip for physical, chip in sorted(seen.items())}}))
         draft.replace(file)
     except OSError as problem:
         log.warning("%s can't be written, a restarted agent won't notice a missing card: %s", file, problem)
+        return False
+    return True

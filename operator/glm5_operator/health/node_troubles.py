@@ -146,7 +146,8 @@ def _missing(facts: NodeFactsReport) -> Iterator[Diagnosis]:
             "CardMissing",
             "a card that was there is gone from the bus",
             tuple(f"card {number} isn't listed any more" for number in facts.missing),
-            "look at `lspci | grep -i accelerators` and dmesg on the host; power-cycle it, reseat or replace the card",
+            "look at `lspci | grep -i accelerators` and dmesg on the host; power-cycle it, reseat or replace the card. "
+            "Where it was taken out on purpose, remove cards.json on the node (docs/health.md)",
         )
 
 

@@ -17,6 +17,7 @@ A3 = "info_a3_8npu_16die_partial_25.3.rc1.txt"
 ALARM = "synthetic_info_910b3_npu3_alarm.txt"
 LOADED = "info_910b2c_16card_loaded_24.1.rc1.txt"
 """With a process table: only such a one shows that a card is gone."""
+OTHER = "info_950dt_8card_idle.txt"
 
 
 def health(word: str, *codes: str) -> str:
@@ -291,6 +292,55 @@ async def test_a_table_that_ends_early_makes_no_card_missing(tmp_path: Path) -> 
     assert facts.missing is None
     assert {card.health for card in facts.cards} == {"OK"}
     assert any(card.stale for card in facts.cards)
+
+
+async def test_a_card_that_was_taken_out_on_purpose_is_forgotten_once_the_file_is_removed(tmp_path: Path) -> None:
+    bench = Bench.at(tmp_path, LOADED)
+    await bench.collector.read(NOW, 0.0)
+    bench.runner.answers["npu-smi info"] = exited(without(text(LOADED), 3))
+    assert (await bench.collector.read(NOW, 2.0)).missing == (3,)
+
+    (tmp_path / "state/cards.json").unlink()
+    facts = await bench.collector.read(NOW, 4.0)
+    assert (facts.missing, len(facts.cards)) == (None, 15)
+    bench.runner.answers["npu-smi info"] = exited(without(without(text(LOADED), 3), 4))
+    assert (await bench.collector.read(NOW, 6.0)).missing == (4,), "what is there is remembered anew"
+    assert (await bench.again().collector.read(NOW, 8.0)).missing == (4,)
+
+
+async def test_a_removed_file_is_obeyed_only_by_a_reading_of_all_cards(tmp_path: Path) -> None:
+    bench = Bench.at(tmp_path, LOADED)
+    await bench.collector.read(NOW, 0.0)
+    (tmp_path / "state/cards.json").unlink()
+    for answer in (exited("\n".join(text(LOADED).splitlines()[:20])), exited(code=1)):
+        bench.runner.answers["npu-smi info"] = answer
+        assert len((await bench.collector.read(NOW, 2.0)).cards) == 16
+
+
+async def test_a_node_whose_disk_keeps_nothing_still_notices_a_card_that_vanishes(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    bench = Bench.at(tmp_path, LOADED)
+    await bench.collector.read(NOW, 0.0)
+    bench.runner.answers["npu-smi info"] = exited(without(text(LOADED), 3))
+
+    for second in (2.0, 4.0):
+        assert (await bench.collector.read(NOW, second)).missing == (3,)
+
+
+async def test_boards_of_another_product_do_not_make_the_old_ones_cards_missing(tmp_path: Path) -> None:
+    bench = Bench.at(tmp_path, LOADED)
+    await bench.collector.read(NOW, 0.0)
+    other = bench.again()
+    other.runner.answers["npu-smi info"] = exited("\n".join(text(OTHER).splitlines()[:20]))
+    assert len((await other.collector.read(NOW, 2.0)).cards) == 16, "not all cards of the other product were read"
+    other.runner.answers["npu-smi info"] = exited(text(OTHER))
+
+    facts = await other.collector.read(NOW, 4.0)
+
+    assert facts.missing is None
+    assert facts.product != "A2"
+    assert {card.stale for card in facts.cards} == {None}
+    assert (await other.again().collector.read(NOW, 6.0)).missing is None
 
 
 async def test_records_of_seen_cards_that_cannot_be_read_stop_nothing(tmp_path: Path) -> None:
