@@ -16,7 +16,9 @@ MOST_HOLDERS = 128
 MOST_VIOLATIONS = 64
 MOST_MOVES = 64
 
-Violating = Literal["NoPool", "OtherPool", "NamespaceNotOpen"]
+MOST_PIDS = 64
+
+Violating = Literal["NoPool", "OtherPool", "NamespaceNotOpen", "NotAllocated"]
 
 _ATOMIC: JsonDict = {"x-kubernetes-list-type": "atomic"}
 _Ids = Annotated[tuple[Annotated[int, Field(ge=0, le=1023)], ...], Field(strict=False, max_length=64)]
@@ -68,20 +70,24 @@ class CardHolder(StatusModel):
 
 
 class Violation(StatusModel):
-    """A pod that holds cards of the pool against its rules."""
+    """A pod that holds cards of the pool against its rules, or processes on cards of a node that no pod was given."""
 
     node: _Word
     """On which node."""
-    namespace: _Word
-    """Of the pod."""
-    pod: _Word
-    """Its name."""
+    namespace: _Word | None = None
+    """Of the pod; absent with NotAllocated."""
+    pod: _Word | None = None
+    """Its name; absent with NotAllocated."""
     reason: Violating
     """NoPool: it doesn't name the pool, so it came past admission or before the pool. OtherPool: it names another one.
-    NamespaceNotOpen: the pool isn't open to its namespace.
+    NamespaceNotOpen: the pool isn't open to its namespace. NotAllocated: processes are on cards that kubelet has given to nobody.
     """
     count: int
-    """Cards that it holds."""
+    """Cards that it holds, or that the processes are on."""
+    cards: _Ids | None = Field(default=None, json_schema_extra=_ATOMIC)
+    """NotAllocated: physical ids of those."""
+    pids: Annotated[tuple[int, ...], Field(strict=False, max_length=MOST_PIDS)] | None = Field(default=None, json_schema_extra=_ATOMIC)
+    """NotAllocated: the processes, by their ids on the host."""
     since: _Time
     """When the operator saw it first."""
 
@@ -140,7 +146,7 @@ class NPUPoolStatus(StatusModel):
     violations: Annotated[tuple[Violation, ...], Field(strict=False, max_length=MOST_VIOLATIONS)] | None = Field(
         default=None, json_schema_extra=_ATOMIC
     )
-    """Pods that hold cards against the pool's rules."""
+    """Pods that hold cards against the pool's rules, and nodes where processes are on cards that no pod was given."""
     moves: Annotated[tuple[Move, ...], Field(strict=False, max_length=MOST_MOVES)] | None = Field(default=None, json_schema_extra=_ATOMIC)
     """Nodes on their way to this pool."""
     conflicts: Annotated[tuple[NodeConflict, ...], Field(strict=False, max_length=1024)] | None = Field(

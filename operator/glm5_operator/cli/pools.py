@@ -183,10 +183,14 @@ def _write_holders(pool: Json) -> None:
     output.write_table(_HOLDER_COLUMNS, rows, title=f"Holders{more}")
 
 
+def _processes(violation: Json) -> str:
+    return f"(processes {', '.join(map(str, violation.get('pids') or ()))})"
+
+
 def _write_more(pools: list[Json]) -> None:
     found = [(pool["metadata"]["name"], pool.get("status") or {}) for pool in pools]
     broken = [
-        (name, one["node"], one["namespace"], one["pod"], one["count"], one["reason"], one["since"])
+        (name, one["node"], one.get("namespace"), one.get("pod") or _processes(one), one["count"], one["reason"], one["since"])
         for name, status in found
         for one in status.get("violations") or ()
     ]

@@ -1,7 +1,7 @@
 """Gathers what a pool's audit looks at: pods by the API server's word, their cards by kubelet's. And evicts where a pool asks for it.
 
 Used by the pool controller. The node agent reads kubelet's PodResources API, so it also sees pods that no API server shows, and those of
-namespaces that this operator may not watch.
+namespaces that this operator may not watch. And it sees processes on cards, also those of a container that opened them without asking.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from glm5_operator.api import names
 from glm5_operator.health.view import AGENT_FRESH_FOR
 from glm5_operator.kube import Key, kinds
 from glm5_operator.plan.pool import members
-from glm5_operator.plan.pool_audit import Audit, Die, Exempt, Holding, audit_pool
+from glm5_operator.plan.pool_audit import Audit, Die, Exempt, Holding, Stray, audit_pool
 from glm5_operator.status.conditions import moment
 
 if TYPE_CHECKING:
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.kube import ApiFailure, Applier, Cache, Resource
     from glm5_operator.plan.pool import PoolPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """What a node agent says, if its word on who holds the cards is fresh: else nothing.
+
+    Attributes:
+        cards: as it writes them.
+        tells: a card without a holder is nobody's. With vNPUs kubelet's names say nothing of cards, and a reset has its own processes.
+    """
+
+    cards: tuple[Mapping[str, Any], ...] = ()
+    tells: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,15 +52,19 @@ class Auditor:
     def audit(self, pool: NPUPool, plan: PoolPlan, now: datetime) -> Audit:
         """Look at the pool as it is now."""
         nodes = members(pool, self.facts.pools(), self.facts.nodes())
-        cards = {node.name: self._cards(node.name, now) for node in nodes}
+        agents = {node.name: self._agent(node.name, now) for node in nodes}
+        holdings = {node.name: tuple(self._holdings(node.name, agents[node.name].cards)) for node in nodes}
+        # Where the node doesn't offer what counts the cards, claims of Dynamic Resource Allocation may be how pods get them.
+        offering = [node.name for node in nodes if plan.resource_name in node.allocatable]
         return audit_pool(
             pool,
             nodes,
-            [holding for node in nodes for holding in self._holdings(node.name, cards[node.name])],
+            [holding for node in nodes for holding in holdings[node.name]],
             resource=plan.resource_name,
             product=plan.product,
-            dies={node: tuple(_die(card) for card in found) for node, found in cards.items() if found},
+            dies={node: tuple(_die(card) for card in agent.cards) for node, agent in agents.items() if agent.cards},
             exempt=self.exempt,
+            strays=[stray for node in offering if (stray := _stray(node, agents[node], holdings[node])) is not None],
         )
 
     def moves(self, pool: str) -> list[dict[str, Any]]:
@@ -66,6 +83,8 @@ class Auditor:
         failures = []
         for entry in violations:
             since = moment(entry["since"])
+            if "pod" not in entry:
+                continue  # nobody knows whose the processes are
             pod = self.cache.get(kinds.POD.name, entry["namespace"], entry["pod"])
             if pod is None or since is None or now - since < self.evict_after or (pod.get("spec") or {}).get("nodeName") != entry["node"]:
                 continue
@@ -74,14 +93,14 @@ class Auditor:
                 failures.append(failure)
         return failures
 
-    def _cards(self, node: str, now: datetime) -> tuple[Mapping[str, Any], ...]:
-        """The agent's cards, if its word on who holds them is fresh."""
-        ascend_node = self.cache.get(names.NODE_KIND, "", node)
-        facts = ((ascend_node or {}).get("status") or {}).get("facts") or {}
+    def _agent(self, node: str, now: datetime) -> _Agent:
+        status = (self.cache.get(names.NODE_KIND, "", node) or {}).get("status") or {}
+        facts = status.get("facts") or {}
         seen = moment(facts.get("observedAt"))
         if seen is None or now - seen > AGENT_FRESH_FOR or not facts.get("allocationsKnown"):
-            return ()
-        return tuple(facts.get("cards") or ())
+            return _Agent()
+        resetting = any(report.get("state") == "Running" for report in status.get("resets") or ())
+        return _Agent(tuple(facts.get("cards") or ()), tells=not facts.get("virtual") and not resetting)
 
     def _holdings(self, node: str, cards: tuple[Mapping[str, Any], ...]) -> Iterator[Holding]:
         given: dict[tuple[str, str], list[int]] = {}
@@ -109,6 +128,15 @@ def _holding(node: str, key: Key, pod: Resource, count: int, ids: list[int] | No
         str(((pod.get("spec") or {}).get("nodeSelector") or {}).get(names.POOL_LABEL, "")),
         any(owner.get("kind") == kinds.DAEMON_SET.name and owner.get("controller") for owner in owners),
     )
+
+
+def _stray(node: str, agent: _Agent, holdings: Iterable[Holding]) -> Stray | None:
+    """Processes on cards of nobody. A pod whose cards aren't known may be theirs: it just started, or its resource isn't of huawei.com/."""
+    used = [card for card in agent.cards if card.get("pids") and not card.get("holder") and not card.get("stale")]
+    if not used or not agent.tells or any(holding.cards is None for holding in holdings):
+        return None
+    pids = {int(pid) for card in used for pid in card["pids"]}
+    return Stray(node, tuple(sorted(int(card["physical"]) for card in used)), tuple(sorted(pids)))
 
 
 def _die(card: Mapping[str, Any]) -> Die:

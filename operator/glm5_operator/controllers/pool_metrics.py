@@ -31,7 +31,8 @@ def register(metrics: Metrics, cache: Cache) -> None:
     metrics.live_table(_CARDS.values(), ("pool",), lambda: _cards(cache))
     metrics.live_gauge(
         "glm5_pool_violations",
-        "Pods that hold cards of a pool against its rules, by reason (NoPool, OtherPool, NamespaceNotOpen).",
+        "Pods that hold cards of a pool against its rules, by reason (NoPool, OtherPool, NamespaceNotOpen), and nodes where processes are "
+        "on cards that no pod was given (NotAllocated).",
         ["pool", "reason"],
         lambda: _violations(cache),
     )

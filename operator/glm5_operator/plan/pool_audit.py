@@ -83,12 +83,28 @@ class Breach:
 
 
 @dataclass(frozen=True, slots=True)
+class Stray:
+    """Processes on cards of a node that kubelet has given to nobody.
+
+    Attributes:
+        node: which one.
+        cards: physical ids, ascending.
+        pids: on the host, ascending.
+    """
+
+    node: str
+    cards: tuple[int, ...]
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """What was found.
 
     Attributes:
         holdings: by node, namespace and pod.
         breaches: those of them that are against the rules.
+        strays: what uses cards without holding them, by node.
         quarantined: cards of nodes in quarantine.
         free_nodes: nodes that are wholly free.
         most_on_one_node: free cards of the node that has the most.
@@ -97,6 +113,7 @@ class Audit:
 
     holdings: tuple[Holding, ...] = ()
     breaches: tuple[Breach, ...] = ()
+    strays: tuple[Stray, ...] = ()
     quarantined: int = 0
     free_nodes: int = 0
     most_on_one_node: int = 0
@@ -112,6 +129,7 @@ def audit_pool(
     product: Product | None,
     dies: Mapping[str, tuple[Die, ...]],
     exempt: Exempt,
+    strays: Iterable[Stray] = (),
 ) -> Audit:
     """Look at the pool's nodes.
 
@@ -123,6 +141,7 @@ def audit_pool(
         product: of its nodes.
         dies: by node, of agents whose word on allocations is fresh.
         exempt: whom the rules don't bind.
+        strays: of those nodes. Nobody is exempt: which namespace a process is of isn't known.
     """
     members = tuple(nodes)
     ordered = tuple(sorted(holdings, key=lambda holding: (holding.node, holding.namespace, holding.pod)))
@@ -133,6 +152,7 @@ def audit_pool(
         breaches=tuple(
             Breach(holding, reason) for holding in ordered if (reason := breach_of(pool, holding, exempt)) is not None and holding.count
         ),
+        strays=tuple(sorted(strays, key=lambda stray: stray.node)),
         quarantined=sum(offered[node.name] for node in members if QUARANTINED in node.taints),
         free_nodes=sum(1 for name, cards in free.items() if cards and cards == offered[name]),
         most_on_one_node=max(free.values(), default=0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.api.pool_status import MOST_HOLDERS, MOST_MOVES, MOST_VIOLATIONS
+from glm5_operator.api.pool_status import MOST_HOLDERS, MOST_MOVES, MOST_PIDS, MOST_VIOLATIONS
 from glm5_operator.status import conditions as c
 from glm5_operator.status.conditions import Condition, Truth
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from glm5_operator.plan.pool import PoolPlan
-    from glm5_operator.plan.pool_audit import Audit, Breach, Holding
+    from glm5_operator.plan.pool_audit import Audit, Breach, Holding, Stray
 
 CONFLICT = "Conflict"
 VIOLATED = "Violated"
 MOST_CONFLICTS = 1024
 """As many as the CRD's list takes."""
 MOST_ANNOTATED = 512
+MOST_NAMED = 8
+"""Ids of processes and cards in a message; the status has the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,13 @@ def new_violations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 
 def in_words(violation: Mapping[str, Any]) -> str:
-    """What a pod does against the rules, and what to do about it, for an Event."""
+    """What a pod does against the rules, or who uses cards of nobody, and what to do about it, for an Event."""
+    if violation["reason"] == "NotAllocated":
+        who = f"processes {_first(violation['pids'])} are on cards {_first(violation['cards'])} of node {violation['node']}"
+        return (
+            f"{who}, which no pod was given: `cat /proc/PID/cgroup` on the node tells their container; end it. "
+            "Privileged containers and ASCEND_VISIBLE_DEVICES get cards that way"
+        )
     who = f"pod {violation['namespace']}/{violation['pod']} holds {violation['count']} cards of node {violation['node']}"
     return f"{who} {_WHY[violation['reason']]}"
 
@@ -85,6 +93,10 @@ _WHY: Final = {
     "OtherPool": "and names another pool: delete it, so that it starts on a node of its own pool",
     "NamespaceNotOpen": "and the pool isn't open to its namespace: delete it, or add the namespace to spec.namespaces",
 }
+
+
+def _first(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:MOST_NAMED])) + (" and more" if len(ids) > MOST_NAMED else "")
 
 
 def _without_none(value: Any) -> Any:  # noqa: ANN401 - a field of the status, whatever it is
@@ -112,8 +124,17 @@ def _holder(holding: Holding) -> dict[str, Any]:
 def _violations(audit: Audit, previous: Sequence[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
     """With the time at which each was seen first, from the status before."""
     since = {_identity(entry): entry.get("since") for entry in previous}
-    found = [_violation(breach) for breach in audit.breaches[:MOST_VIOLATIONS]]
-    return [{**entry, "since": since.get(_identity(entry)) or c.stamp(now)} for entry in found]
+    return [{**entry, "since": since.get(_identity(entry)) or c.stamp(now)} for entry in _found(audit)[:MOST_VIOLATIONS]]
+
+
+def _found(audit: Audit) -> list[dict[str, Any]]:
+    """What is against the rules; first what no rule but this one sees."""
+    return [*(_astray(stray) for stray in audit.strays), *(_violation(breach) for breach in audit.breaches)]
+
+
+def _astray(stray: Stray) -> dict[str, Any]:
+    used = {"cards": list(stray.cards), "pids": list(stray.pids[:MOST_PIDS])}
+    return {"node": stray.node, "reason": "NotAllocated", "count": len(stray.cards), **used}
 
 
 def _violation(breach: Breach) -> dict[str, Any]:
@@ -123,11 +144,12 @@ def _violation(breach: Breach) -> dict[str, Any]:
 
 def _violated(audit: Audit) -> Condition:
     """Abnormal-true: cards are in other hands than the pool says."""
-    if not audit.breaches:
+    found = _found(audit)
+    if not found:
         return Condition(VIOLATED, Truth.FALSE, "NoViolation", "")
-    first, more = audit.breaches[0], len(audit.breaches) - 1
-    message = in_words(_violation(first)) + (f"; and {more} more" if more else "")
-    return Condition(VIOLATED, Truth.TRUE, first.reason, message)
+    more = len(found) - 1
+    message = in_words(found[0]) + (f"; and {more} more" if more else "")
+    return Condition(VIOLATED, Truth.TRUE, found[0]["reason"], message)
 
 
 def _verdict(pool: Mapping[str, Any], plan: PoolPlan, faults: Sequence[str]) -> tuple[Condition, ...]:

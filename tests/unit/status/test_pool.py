@@ -7,9 +7,9 @@ from dataclasses import replace
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.pool import PoolPlan
-from glm5_operator.plan.pool_audit import Audit
+from glm5_operator.plan.pool_audit import Audit, Breach, Holding, Stray
 from glm5_operator.status.conditions import gave_up
-from glm5_operator.status.pool import pool_status
+from glm5_operator.status.pool import in_words, new_violations, pool_status
 from tests.support.clock import at
 from tests.support.objects import condition
 
@@ -47,6 +47,31 @@ def test_the_status_is_what_the_crd_has_fields_for() -> None:
 
     assert read.status is not None
     assert read.status.model_dump(mode="json", by_alias=True, exclude_unset=True) == found.status
+
+
+def test_processes_of_nobody_are_a_violation_of_their_node_that_names_them_once() -> None:
+    hostile = Breach(Holding("npu-1", "dev", "hostile", 2), "NoPool")
+    audit = Audit(breaches=(hostile,), strays=(Stray("npu-0", (0, 3), tuple(range(4711, 4811))),))
+
+    found = pool_status(POOL, PLAN, audit, (), at())
+    violated = condition(found.status, "Violated")
+    stray, breach = found.status["violations"]
+
+    assert (violated["status"], violated["reason"]) == ("True", "NotAllocated")
+    assert "processes 4711, 4712, 4713, 4714, 4715, 4716, 4717, 4718 and more are on cards 0, 3 of node npu-0" in violated["message"]
+    assert violated["message"].endswith("; and 1 more")
+    assert (stray["node"], stray["count"], stray["cards"], len(stray["pids"])) == ("npu-0", 2, [0, 3], 64)
+    assert breach["pod"] == "hostile"
+    assert "4711" in in_words(stray)
+
+    read = NPUPool.parse({**POOL, "status": found.status})
+    assert read.status is not None
+    assert read.status.model_dump(mode="json", by_alias=True, exclude_unset=True) == found.status
+
+    others = replace(audit, strays=(Stray("npu-0", (0,), (5000,)),))
+    later = pool_status({**POOL, "status": found.status}, PLAN, others, (), at(minutes=9)).status
+    assert later["violations"][0]["since"] == stray["since"]
+    assert new_violations(found.status, later) == [], "one Event a node, whatever processes come and go"
 
 
 def test_a_pool_whose_nodes_offer_no_cards_says_what_to_look_at() -> None:
