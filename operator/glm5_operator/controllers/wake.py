@@ -118,16 +118,14 @@ def _by_pod(cache: Cache, pod: Resource, settle: float) -> Iterator[tuple[Key, f
     if pool:
         yield Key(names.NODE_KIND, "", pod["spec"]["nodeName"]), settle
         yield from ((key, CARDS_SETTLE) for key in cache.users_of(pool) if key.kind == kinds.FINETUNE.name)
-    if not ours:
-        if pool:
-            yield Key(kinds.POOL.name, "", pool), CARDS_SETTLE
-        return
+    # Whose node it is on counts its cards. The pool that it names, too, where it isn't there yet or has got past the rules.
+    selector = ((pod.get("spec") or {}).get("nodeSelector") or {}) if ours else {}
+    for concerned in sorted({pool or "", str(selector.get(names.POOL_LABEL) or "")} - {""}):
+        yield Key(kinds.POOL.name, "", concerned), CARDS_SETTLE
     for label, value in ours:
         owner = cache.owner_of_label(label, pod["metadata"]["namespace"], value)
         if owner is not None:
             yield owner, settle
-    for key in cache.keys(kinds.POOL.name):
-        yield key, CARDS_SETTLE
 
 
 def _labels(resource: Resource) -> dict[str, str]:

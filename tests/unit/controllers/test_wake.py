@@ -64,10 +64,34 @@ def test_a_node_of_no_pool_wakes_no_service() -> None:
     assert set(woken(node(None))) == {INFERENCE, TRAINING, CARDS}
 
 
-def test_a_pod_wakes_its_service_soon_and_the_counting_of_cards_later() -> None:
-    found = woken({**a_pod(), "kind": "Pod"})
+def test_a_pod_wakes_its_service_soon_and_the_counting_of_its_pools_cards_later() -> None:
+    """And no other pool: each audit reads what is known of all nodes of a pool, and a rollout changes pods all the time."""
+    filled = cache()
+    filled.put(node("inference"))
 
-    assert found == {CHAT: SETTLE, INFERENCE: CARDS_SETTLE, TRAINING: CARDS_SETTLE}
+    found = dict(woken_by(filled, {**a_pod(), "kind": "Pod"}, SETTLE))
+    assert found == {CHAT: SETTLE, INFERENCE: CARDS_SETTLE, CARDS: SETTLE}
+
+
+def test_a_pod_that_has_no_node_yet_wakes_the_pool_that_it_names() -> None:
+    assert woken({**a_pod(node=None), "kind": "Pod"}) == {CHAT: SETTLE, INFERENCE: CARDS_SETTLE}
+
+
+def test_a_pod_on_a_node_of_another_pool_than_it_names_wakes_both() -> None:
+    filled = cache()
+    filled.put(node("training"))
+
+    found = dict(woken_by(filled, {**a_pod(), "kind": "Pod"}, SETTLE))
+    assert found == {CHAT: SETTLE, INFERENCE: CARDS_SETTLE, TRAINING: CARDS_SETTLE, CARDS: SETTLE}
+
+
+def test_a_pod_that_names_no_pool_wakes_its_nodes_alone() -> None:
+    pod = {**a_pod(), "kind": "Pod"}
+    pod["spec"] = {name: value for name, value in pod["spec"].items() if name != "nodeSelector"}
+    filled = cache()
+    filled.put(node("training"))
+
+    assert dict(woken_by(filled, pod, SETTLE)) == {CHAT: SETTLE, TRAINING: CARDS_SETTLE, CARDS: SETTLE}
 
 
 def a_strangers_pod(on: str | None = "npu-0") -> Json:
