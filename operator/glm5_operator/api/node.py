@@ -100,6 +100,8 @@ class RemedyReport(StatusModel):
     """When the node was taken out of service or its engines were restarted, as far as the budget looks back."""
     restarted: _Cards | None = None
     """Physical ids of the cards whose pods were started anew for a fault that is still there."""
+    restarting: Annotated[tuple[Annotated[str, Field(max_length=360)], ...], Field(strict=False, max_length=128)] | None = None
+    """Pods (namespace/name/uid) that are asked to end so that they start anew, and haven't ended yet."""
     linked: _Cards | None = None
     """Physical ids of the cards whose RoCE link was up before the reset, and must be again."""
     healthy_since: _Time | None = None

@@ -214,11 +214,15 @@ class NodeController:
         """The pods that hold devices there, whosever they are, in the form in which the view reads pods."""
         return [
             {
-                "metadata": {"namespace": key.namespace, "name": key.name},
+                "metadata": {"namespace": key.namespace, "name": key.name, "uid": self._uid(key)},
                 "spec": {"containers": [{"resources": {"limits": {name: str(count) for name, count in held.items()}}}]},
             }
             for key, held in self.cache.held(node).items()
         ]
+
+    def _uid(self, pod: Key) -> str:
+        found = self.cache.get(pod.kind, pod.namespace, pod.name)
+        return str(found["metadata"].get("uid") or "") if found is not None else ""
 
     def _agent_ready(self, node: str) -> bool | None:
         if self.agents is None:

@@ -21,7 +21,6 @@ class What(TypedDict, total=False):
 
     quiesce: tuple[str, ...]
     evict: tuple[str, ...]
-    restart: tuple[str, ...]
     return_to_traffic: tuple[str, ...]
     reset: ResetRequest | None
     requeue_after: timedelta | None

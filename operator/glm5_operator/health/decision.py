@@ -62,7 +62,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now. All of it says what should be, not what should change, so doing it twice is doing it once; only `restart` is an act.
+    """What to do now. All of it says what should be, not what should change, so doing it twice is doing it once.
 
     Write `memory` to the status first and do the rest afterwards: a reset that isn't remembered isn't counted. What is left undone by an
     operator that dies in between is asked for again by the next decision.
@@ -74,7 +74,7 @@ class Decision:
         message: why, in words; as in the memory.
         quiesce: `namespace/pod` to be out of traffic now.
         evict: to end, by the Eviction API with their own grace; they are ours and others'.
-        restart: to end so that they start anew, once.
+        restart: to end so that they start anew: told until they have ended, and not of those that come after them.
         return_to_traffic: to be in traffic again.
         taint: what the node's taint is to be.
         reset: what `spec.reset` is to be; None for none.

@@ -48,6 +48,7 @@ class Memory:
     cards: tuple[int, ...] = ()
     faulty: tuple[int, ...] = ()
     restarted: tuple[int, ...] = ()
+    restarting: tuple[str, ...] = ()
     linked: tuple[int, ...] = ()
     resets: tuple[datetime, ...] = ()
     remedies: tuple[datetime, ...] = ()
@@ -96,6 +97,7 @@ def load(report: RemedyReport | None) -> Memory:
         cards=report.cards or (),
         faulty=report.faulty or (),
         restarted=report.restarted or (),
+        restarting=report.restarting or (),
         linked=report.linked or (),
         resets=_times(report.resets),
         remedies=_times(report.remedies),
@@ -128,6 +130,7 @@ def dump(memory: Memory) -> RemedyReport:
         cards=memory.cards or None,
         faulty=memory.faulty or None,
         restarted=memory.restarted or None,
+        restarting=memory.restarting[:128] or None,
         linked=memory.linked or None,
         resets=tuple(map(_stamp, memory.resets[-MOST_TIMES:])) or None,
         remedies=tuple(map(_stamp, memory.remedies[-MOST_TIMES:])) or None,

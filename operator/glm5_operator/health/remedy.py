@@ -73,7 +73,7 @@ def _watch_only(node: NodeHealth, policy: Policy, memory: Memory, room: Room, no
     situation, memory = look(node, policy, memory, room, now)
     handler = quiescing if memory.state == "Quiescing" else watching
     would = handler(situation, memory)
-    after = replace(would.memory, remedies=before.remedies, resets=before.resets, quieted=(), cordoned=False, dry_run=True)
+    after = replace(would.memory, remedies=before.remedies, resets=before.resets, restarting=(), quieted=(), cordoned=False, dry_run=True)
     return replace(would, memory=after, quiesce=(), evict=(), restart=(), return_to_traffic=back, taint="", reset=None)
 
 

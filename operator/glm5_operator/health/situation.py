@@ -166,6 +166,7 @@ class Situation:
 
 def look(node: NodeHealth, policy: Policy, memory: Memory, room: Room, now: datetime) -> tuple[Situation, Memory]:
     """Grade the cards. The memory comes back with what is hot, and without restarts whose fault is gone and pods that are."""
+    memory = _restarting(node, memory, room, now)
     # Heat lasts from one reading to another: what has been as hot since, and what no reading says yet, aren't known.
     measured = node.measured or now
     hot = _hot(node, policy, memory, measured)
@@ -174,8 +175,20 @@ def look(node: NodeHealth, policy: Policy, memory: Memory, room: Room, now: date
     situation = Situation(node, policy, room, now, faults)
     unseen = {card.physical for card in node.cards if not card.known}
     still = tuple(card for card in memory.restarted if card in unseen or situation.grade(card) in UNFIT)
-    here = {*node.pods, *room.quiet, *(card.holder for card in node.cards)}
+    here = _here(node, room)
     return situation, replace(memory, hot=hot, restarted=still, quieted=tuple(pod for pod in memory.quieted if pod in here))
+
+
+def _here(node: NodeHealth, room: Room) -> set[str]:
+    return {*node.pods, *room.quiet, *(card.holder for card in node.cards)}
+
+
+def _restarting(node: NodeHealth, memory: Memory, room: Room, now: datetime) -> Memory:
+    """Without the pods that have ended; one that only bears such a one's name is another. What it helped is judged from the last end on."""
+    here, known = _here(node, room), [tuple(pod.rpartition("/")[::2]) for pod in memory.restarting]
+    left = tuple(f"{name}/{uid}" for name, uid in known if name in here and node.uids.get(name, uid) == uid)
+    over = bool(memory.restarting) and not left and memory.state == "Suspect"
+    return replace(memory, restarting=left, since=now if over else memory.since)
 
 
 def _faults(card: CardHealth, policy: Policy, memory: Memory, hot: tuple[Hot, ...], now: datetime) -> tuple[Fault, ...]:
@@ -186,7 +199,8 @@ def _faults(card: CardHealth, policy: Policy, memory: Memory, hot: tuple[Hot, ..
         return ()
     found = [*map(_as_it_counts, card.faults)]
     # Started anew and no better: the fault isn't the engine's. Nobody is sent away for it, but an idle card is reset.
-    waited = memory.state not in {"Healthy", "Suspect"} or (memory.since is not None and now - memory.since > policy.drain)
+    ready = not memory.restarting and memory.since is not None and now - memory.since > policy.drain
+    waited = memory.state not in {"Healthy", "Suspect"} or ready
     overdue = card.physical in memory.restarted and waited
     if overdue:
         found = [replace(fault, grade=Grade.RESET_WHEN_IDLE) if fault.grade is Grade.RESTART_ENGINE else fault for fault in found]

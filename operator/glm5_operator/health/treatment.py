@@ -33,7 +33,9 @@ _TRY_AGAIN: Final = frozenset({"CardsBusy", "CardsUnknown", "AnotherReset", "Too
 
 def begin(s: Situation, memory: Memory) -> Decision:
     """A fault that takes the node out of service: its pods leave traffic at once, everything else is judged afterwards."""
-    memory = replace(memory, remedies=(*memory.remedies, s.now), faulty=s.cards(*BAD), healthy_since=None, cards=(), radius=None, id="")
+    memory = replace(
+        memory, remedies=(*memory.remedies, s.now), faulty=s.cards(*BAD), healthy_since=None, cards=(), radius=None, id="", restarting=()
+    )
     return _quiesce(s, memory, s.plan(memory), "CardFault")
 
 
@@ -283,14 +285,16 @@ def _returning(s: Situation, memory: Memory) -> Decision:
     back = tuple(sorted({*memory.quieted, *s.room.quiet}))
     if s.room.quiet and not elapsed(s.now, memory.since, limits.RETURN_TAKES):
         return answer(memory, Step.RETURN, return_to_traffic=back, requeue_after=SOON)
-    memory = replace(memory.to(s.now, "Healthy", "Returned", ""), quieted=(), faulty=(), cards=(), radius=None, linked=(), restarted=())
+    memory = replace(
+        memory.to(s.now, "Healthy", "Returned", ""), quieted=(), faulty=(), cards=(), radius=None, linked=(), restarted=(), restarting=()
+    )
     return answer(memory, Step.NO_ACTION, return_to_traffic=back, requeue_after=SOON)
 
 
 def quarantined(s: Situation, memory: Memory, released: bool) -> Decision:
     """Until a person releases it. Pods on cards that are or turn bad still leave."""
     if released:
-        memory = replace(memory, resets=(), remedies=(), id="", cards=(), radius=None, linked=(), restarted=())
+        memory = replace(memory, resets=(), remedies=(), id="", cards=(), radius=None, linked=(), restarted=(), restarting=())
         return _verify(s, memory, "Released", "released by a person")
     sick = s.sitting(s.cards(*BAD)) if s.policy.mode == "Auto" else ()
     pods = tuple(pod for pod in sick if pod not in s.room.last)

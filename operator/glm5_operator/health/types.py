@@ -5,13 +5,14 @@ Parsers have types of their own beside them; these are what all sources come tog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from glm5_operator.plan.facts import Product
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 __all__ = ["CardHealth", "Fault", "Grade", "NodeHealth", "Product", "Source", "Trust"]
@@ -148,6 +149,7 @@ class NodeHealth:
         virtual: cards are cut into vNPUs.
         allocations_known: an empty `holder` means free.
         pods: `namespace/pod` of every pod that requests cards on the node and hasn't ended, whichever card it holds.
+        uids: of these pods, where they are known: a pod that started anew may bear its old name.
         hot_reset: MindCluster's plugin resets by itself.
         recovering: physical ids that MindCluster is resetting now.
         manual: physical ids that MindCluster asks a person to reset (ResetInfo.ManualResetDevs).
@@ -168,6 +170,7 @@ class NodeHealth:
     virtual: bool = False
     allocations_known: bool = True
     pods: tuple[str, ...] = ()
+    uids: Mapping[str, str] = field(default_factory=dict)
     hot_reset: bool = False
     recovering: frozenset[int] = frozenset()
     manual: frozenset[int] = frozenset()

@@ -60,6 +60,7 @@ def node_health(
     report: Mapping[str, Any] = status.get("facts") or {}
     agent = _agent(report, agent_ready=agent_ready, now=now)
     maps_say = told(facts.name, maps, now)
+    holding = [pod for pod in pods if _holds_cards(pod, resource_name)]
     waiting = mindcluster.waiting((node.get("metadata") or {}).get("annotations") or {})
     from_maps = maps_say.fresh
     cards = _of_maps(agent, maps_say) if from_maps else agent.cards
@@ -82,7 +83,8 @@ def node_health(
         hccs=report.get("hccs"),
         virtual=bool(report.get("virtual")),
         allocations_known=agent.trust is not Trust.STALE and bool(report.get("allocationsKnown")),
-        pods=tuple(sorted(_name(pod) for pod in pods if _holds_cards(pod, resource_name))),
+        pods=tuple(sorted(map(_name, holding))),
+        uids={_name(pod): str(uid) for pod in holding if (uid := pod["metadata"].get("uid"))},
         hot_reset=hot_reset,
         recovering=(maps_say.recovering if from_maps else frozenset()) | resets.third_party,
         manual=resets.manual,

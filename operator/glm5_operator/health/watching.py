@@ -25,7 +25,16 @@ def watching(s: Situation, memory: Memory) -> Decision:
     decision = _restart(s, memory) if set(s.cards(Grade.RESTART_ENGINE)) - set(memory.restarted) else _suspect(s, memory)
     if len(decision.memory.remedies) > s.policy.remedies:
         return quarantine(memory, s.now, "TooManyRemedies", f"{s.told(*Grade)}: again and again within the window", faulty=s.cards(*Grade))
-    return replace(decision, return_to_traffic=tuple(sorted(s.room.quiet)))
+    decision = replace(decision, return_to_traffic=tuple(sorted(s.room.quiet)))
+    if not (restart := _still_to_restart(s, decision.memory)):
+        return decision
+    return replace(decision, restart=restart, requeue_after=decision.requeue_after or LATER)
+
+
+def _still_to_restart(s: Situation, memory: Memory) -> tuple[str, ...]:
+    """Pods that are asked to end as long as they haven't: a disruption budget may have refused it, or an operator died before it asked."""
+    sick = s.sitting(s.cards(Grade.RESTART_ENGINE))
+    return tuple(name for name in (pod.rpartition("/")[0] for pod in memory.restarting) if name in sick)
 
 
 def _restart(s: Situation, memory: Memory) -> Decision:
@@ -36,11 +45,12 @@ def _restart(s: Situation, memory: Memory) -> Decision:
         since=s.now,
         faulty=s.cards(Grade.RESTART_ENGINE),
         restarted=tuple(sorted({*memory.restarted, *cards})),
+        restarting=tuple(sorted({*memory.restarting, *(f"{pod}/{s.node.uids.get(pod, '')}" for pod in s.sitting(cards))})),
         remedies=(*memory.remedies, s.now),
         healthy_since=None,
     )
     alerts = (Alert("EngineRestarted", message),)
-    return answer(memory, Step.RESTART_ENGINE, restart=s.sitting(cards), alerts=alerts, requeue_after=SOON)
+    return answer(memory, Step.RESTART_ENGINE, alerts=alerts, requeue_after=SOON)
 
 
 def _suspect(s: Situation, memory: Memory) -> Decision:
@@ -71,7 +81,7 @@ def _calm(s: Situation, memory: Memory) -> Decision:
     if doubted and s.now - since < s.policy.debounce:
         memory = memory.to(s.now, "Suspect", "Recovering", "the faults are gone; waiting whether they stay away")
         return answer(replace(memory, healthy_since=since), Step.WAIT, requeue_after=LATER)
-    memory = replace(memory, cordoned=False, faulty=s.cards(Grade.DEGRADED), cards=(), radius=None, healthy_since=None)
+    memory = replace(memory, cordoned=False, faulty=s.cards(Grade.DEGRADED), restarting=(), cards=(), radius=None, healthy_since=None)
     if s.need is Grade.DEGRADED:
         message = f"{s.told(Grade.DEGRADED)}: work on several cards avoids it"
         return answer(memory.to(s.now, "Suspect", "Degraded", message), Step.ALERT, alerts=(Alert("Degraded", message),))

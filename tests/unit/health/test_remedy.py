@@ -279,25 +279,6 @@ def test_where_no_reset_can_be_planned_the_card_is_drained_and_a_person_asked(ki
 # --- faults that send nobody away --------------------------------------------------------------------------------------------
 
 
-def test_a_restart_is_asked_for_once_for_one_fault() -> None:
-    watch = Watch()
-    node = a_node(faults={3: "RestartBusiness"}, held_by=HELD)
-    asked = [watch.look(node).restart for _ in range(600)]
-
-    assert [pods for pods in asked if pods] == [("prod/chat-0",)]
-
-
-def test_a_restart_that_did_not_help_becomes_a_reset_once_the_card_is_idle() -> None:
-    watch = Watch()
-    for _ in range(1200):
-        watch.look(a_node(faults={3: "RestartBusiness"}, held_by=HELD))
-    assert watch.memory.reason == "WaitingForIdle"
-
-    reset = watch.until("Resetting", a_node(faults={3: "RestartBusiness"}))
-    assert reset.reset is not None
-    assert not any(decision.evict for decision in watch.seen)
-
-
 def test_a_card_that_waits_to_be_idle_sends_nobody_away_however_long_it_takes() -> None:
     watch = Watch()
     for _ in range(300):
