@@ -134,6 +134,36 @@ def test_ids_come_from_kubelet_and_what_no_api_server_shows_is_seen_too(kube: Ku
     assert [entry["pod"] for entry in violations(kube, rack)] == ["static-burn-in"]
 
 
+def test_processes_on_a_card_that_no_pod_was_given_are_told_with_their_ids(
+    operated: Operated, kube: Kube, rack: str, add_nodes: AddNodes
+) -> None:
+    """A container that got at the card without asking: by privilege, or by a variable that admission didn't see."""
+    (node,) = add_nodes(1)
+    kube.create(pool(rack, enforcement="Evict"))
+    until("its AscendNode", lambda: kube.find("AscendNode", "", node) is not None, LIMIT)
+
+    def tell(*pids: int) -> None:
+        cards = [{"physical": number, "npu": number, "health": "OK", "pids": list(pids) if number == 3 else []} for number in range(8)]
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        facts = {"observedAt": now, "tool": {"state": "Working"}, "allocationsKnown": True, "cards": cards}
+        kube.patch("AscendNode", "", node, {"status": {"facts": facts}}, subresource="status")
+        # A minute does so by itself; an edit of the pool makes the operator look at once.
+        kube.patch("NPUPool", "", rack, {"metadata": {"annotations": {"example.com/look": str(pids)}}})
+
+    def told() -> list[tuple[str, list[int], list[int]]]:
+        return [(entry["node"], entry.get("cards", []), entry.get("pids", [])) for entry in violations(kube, rack)]
+
+    tell(4711, 4712)
+    until("the processes to be told", lambda: told() == [(node, [3], [4711, 4712])], 90, lambda: str(violations(kube, rack)))
+    violated = kube.pool_condition(rack, "Violated")
+    assert (violated["status"], violated["reason"]) == ("True", "NotAllocated")
+    assert f"processes 4711, 4712 are on cards 3 of node {node}" in violated["message"]
+    assert f'glm5_pool_violations{{pool="{rack}",reason="NotAllocated"}} 1.0' in operated.operator.get("/metrics").text
+
+    tell()
+    until("the violation to be over", lambda: told() == [], 90, lambda: str(violations(kube, rack)))
+
+
 def test_only_a_pool_that_says_so_evicts_and_only_who_breaks_its_rules(kube: Kube, home: str, rack: str, add_nodes: AddNodes) -> None:
     (node,) = add_nodes(1)
     kube.create(pool(rack, enforcement="Evict"))
