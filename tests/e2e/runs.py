@@ -156,7 +156,7 @@ def kill_pod(place: Site, name: str) -> None:
 def kill_operator(place: Site, name: str) -> None:
     """Kill -9 of the operator."""
     del name
-    (operator,) = get(place, "pods", namespace=steps.OPERATOR_NAMESPACE, selector="app.kubernetes.io/name=glm5-operator")
+    (operator,) = get(place, "pods", namespace=steps.OPERATOR_NAMESPACE, selector="app.kubernetes.io/component=operator")
     signal_container(place, operator, signal.SIGKILL)
 
 

@@ -99,7 +99,7 @@ def test_it_comes_back_after_its_deployment_is_deleted(demo: Site) -> None:
 
 
 def test_it_serves_on_through_a_kill_of_the_operator_and_is_looked_after_again(demo: Site) -> None:
-    (operator,) = get(demo, "pods", namespace=steps.OPERATOR_NAMESPACE, selector="app.kubernetes.io/name=glm5-operator")
+    (operator,) = get(demo, "pods", namespace=steps.OPERATOR_NAMESPACE, selector="app.kubernetes.io/component=operator")
     before, restarts = uid(engine_pod(demo)), operator["status"]["containerStatuses"][0]["restartCount"]
 
     signal_container(demo, operator, signal.SIGKILL)
