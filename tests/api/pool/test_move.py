@@ -86,8 +86,12 @@ def test_a_node_is_drained_reset_and_verified_before_another_pool_gets_it(operat
     assert label_of(kube, node) == site.origin
     assert resetting["origin"] == site.origin
     assert [pod for pod in kube.list("Pod", home) if pod["spec"].get("nodeName") == node] == [], "drained first"
-    (shown,) = kube.get("NPUPool", "", site.target)["status"]["moves"]
-    assert (shown["node"], shown["origin"], shown["state"]) == (node, site.origin, "Resetting")
+
+    def shown() -> list[tuple[str, str, str]]:
+        moves = kube.get("NPUPool", "", site.target)["status"].get("moves") or ()
+        return [(each["node"], each["origin"], each["state"]) for each in moves]
+
+    until("the pool to show it", lambda: shown() == [(node, site.origin, "Resetting")], LIMIT, lambda: str(shown()))
     asked = site.agents[node].reset_asked()
     assert asked == resetting["reset"]
     assert (asked["radius"], asked["cards"]) == ("Node", list(range(8)))
