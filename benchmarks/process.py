@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,11 +19,13 @@ class Usage:
 
     Attributes:
         cpu: user and system seconds since its start.
+        children_cpu: the same of its children that have ended.
         rss_mb: resident megabytes now.
         peak_mb: resident megabytes at the highest.
     """
 
     cpu: float
+    children_cpu: float
     rss_mb: float
     peak_mb: float
 
@@ -33,9 +36,20 @@ class Usage:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
         return cls(
             cpu=(int(fields[11]) + int(fields[12])) / _TICKS,
+            children_cpu=(int(fields[13]) + int(fields[14])) / _TICKS,
             rss_mb=int(status["VmRSS"].split()[0]) / 1024,
             peak_mb=int(status["VmHWM"].split()[0]) / 1024,
         )
+
+
+def family_rss_mb(pid: int) -> float:
+    """Resident megabytes of a running process and of its children now; one that ends meanwhile doesn't count."""
+    children = [child for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+    found = Usage.of(pid).rss_mb
+    for child in children:
+        with suppress(FileNotFoundError, ProcessLookupError, KeyError):  # a process that has ended has no memory to tell
+            found += Usage.of(int(child)).rss_mb
+    return found
 
 
 def machine_cpu_seconds() -> float:

@@ -78,7 +78,7 @@ class NpuNode:
 
     @property
     def usage(self) -> Usage:
-        """Of the agent itself; npu-smi's own processes are the vendor's."""
+        """Of the agent, and of the calls of npu-smi that it has made."""
         return Usage.of(self.agent.pid)
 
     def give(self, pods: Iterable[dict[str, Any]]) -> None:

@@ -14,17 +14,29 @@ from typing import TYPE_CHECKING
 from glm5_operator.agent.apiserver import ApiServer
 from glm5_operator.agent.settings import AgentSettings, Api
 from glm5_operator.agent.worth import due
-from glm5_operator.api.node_facts import CardReport, Holder, NodeFactsReport, ToolReport
+from glm5_operator.api.node_facts import CardReport, DeviceNode, Holder, HostReport, NodeFactsReport, ToolReport
 
 if TYPE_CHECKING:
     from benchmarks.health.node import Server
 
-CARDS = 8
+CARDS = 16
+"""Dies of an A3 node: the largest report there is."""
 READING = 10.0
 """Seconds between two readings of a node. Numbers are worth a write each 60 s at most, so closer ones would change nothing."""
 WRITERS = 32
 HOT_NODES = 0.05
 """Share of nodes whose cards are above 80 °C, where a few degrees are worth a write."""
+HOST = HostReport(
+    kernel="5.10.0-216.0.0.115.oe2203sp4.aarch64",
+    architecture="aarch64",
+    cpu_flags=("asimd", "sve", "bf16", "i8mm"),
+    cpus=640,
+    numa_nodes=8,
+    memory=2_000_000,
+    hugepages=0,
+    disks=("nvme0n1=3576", "nvme1n1=3576"),
+    device_nodes=tuple(DeviceNode(path=f"/dev/davinci{index}", owner="1000:1000", mode="0660") for index in range(CARDS)),
+)
 
 
 @dataclass
@@ -61,26 +73,39 @@ class Steady:
         cards = tuple(
             CardReport.model_construct(
                 physical=index,
-                npu=index,
+                npu=index // 2,
+                chip=index % 2,
                 health="OK",
+                name="Ascend910",
                 temperature=round(draw.gauss(83 if hot else 58, 1)),
                 power=round(draw.gauss(310, 20), 1),
                 utilisation=draw.randint(40, 100),
                 memory_used=61000 + draw.randint(0, 600),
                 memory_total=65536,
                 pids=(4000 + index,),
+                ecc_double=0,
                 link="Up",
+                net_health="Success",
+                address=f"10.20.0.{index + 1}",
+                tls=False,
+                pcie="32.0 GT/s x16",
+                pcie_most="32.0 GT/s x16",
+                numa=index // 4,
                 holder=Holder(namespace="bench", pod="chat-0"),
             )
             for index in range(CARDS)
         )
         return NodeFactsReport.model_construct(
             observed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            tool=ToolReport(state="Working"),
+            tool=ToolReport(state="Working", version="25.5.0"),
             cards=cards,
-            product="A2",
+            product="A3",
+            driver="25.5.0",
+            firmware="7.8.0.2.220",
             allocations_known=True,
+            virtual=False,
             hccs=True,
+            host=HOST,
         )
 
     def due(self, node: _Node, now: float) -> NodeFactsReport | None:
