@@ -1,8 +1,8 @@
 """`make bench-health`: every part in a process of its own, a table, a section of docs/benchmarks.md, and one line of JSON at the end.
 
 Method: a real API server, the operator and node agents as real processes; KWOK plays kubelets, so pods are ready and end at once, and
-drains take no time of their own. What an agent needs counts its calls of the (fake) tools. The cards are a fake npu-smi's that prints real layouts and asks before it resets. The policy's own waits
-are a second each. Figures are of seconds since the fault shows in npu-smi.
+drains take no time of their own. The cards are a fake npu-smi's that prints real layouts and asks before it resets; what an agent needs
+counts its calls of the fake. The policy's own waits are a second each. Figures are of seconds since the fault shows in npu-smi.
 """
 
 from __future__ import annotations

@@ -22,18 +22,25 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "fixtures" / "tiny-glm5"
 MAX_LENGTH = 512
-TOPICS = 40
+SECTION = 600
+"""Characters of a row at least; such rows have 231 tokens on average."""
 
 
-def paragraphs() -> Iterator[dict[str, str]]:
-    """A row for each paragraph or block of code, asked for by its topic; as many as fill a few epochs' batches."""
-    for topic in sorted(topics)[:TOPICS]:
-        for count, block in enumerate(re.split(r"\n{2,}", topics[topic]), 1):
-            yield {"instruction": f"{topic}, part {count}", "output": block}
+def sections() -> Iterator[dict[str, str]]:
+    """A row for each few paragraphs, asked for by their topic."""
+    for topic in sorted(topics):
+        count, section = 1, ""
+        for block in re.split(r"\n{2,}", topics[topic]):
+            section += f"{block}\n\n"
+            if len(section) >= SECTION:
+                yield {"instruction": f"{topic}, part {count}", "output": section}
+                count, section = count + 1, ""
+        if section:
+            yield {"instruction": f"{topic}, part {count}", "output": section}
 
 
 def dataset(folder: Path, max_length: int = MAX_LENGTH) -> Dataset:
     """The rows as training reads them, long ones cut."""
     file = folder / "pages.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in paragraphs()))
+    file.write_text("".join(json.dumps(row) + "\n" for row in sections()))
     return load([file], Renderer.from_dir(TINY), ReadingConfig(max_length, long_rows="cut", lenient=True))[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from glm5_operator.health.errors import evidence
+from glm5_operator.health.sources.runtime_errors import evidence
 from glm5_runtime.train.distributed.ranks import OWN_CARD
 
 CODES = [str(number) for first in (107000, 207000, 507000) for number in range(first, first + 1000)]

@@ -7,11 +7,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from glm5_operator.health.decision import Decision, Room
-from glm5_operator.health.levels import card_grade
-from glm5_operator.health.memory import Memory, dump, load
-from glm5_operator.health.policy import Policy
-from glm5_operator.health.remedy import decide
+from glm5_operator.health.remedy.decision import Decision, Room
+from glm5_operator.health.remedy.machine import decide
+from glm5_operator.health.remedy.memory import Memory, dump, load
+from glm5_operator.health.remedy.policy import Policy
+from glm5_operator.health.sources.levels import card_grade
 from glm5_operator.health.types import CardHealth, Fault, Grade, NodeHealth, Product, ResetResult, Trust
 from tests.support.clock import at
 

@@ -17,11 +17,11 @@ from glm5_operator.agent import fields
 from glm5_operator.agent.podresources import SOCKET, Allocations, PodResourcesError, allocations
 from glm5_operator.agent.runner import End
 from glm5_operator.api.node_facts import MOST_CARDS, MOST_CODES, MOST_PROBLEMS, CardReport, NodeFactsReport, ToolReport
-from glm5_operator.health.collected import card_report
-from glm5_operator.health.npusmi import parse_health, parse_info, parse_map, parse_process_memory
-from glm5_operator.health.npusmi.identify import physical_ids
-from glm5_operator.health.npusmi.readings import Layout
-from glm5_operator.health.reading import ToolErrorKind
+from glm5_operator.health.sources.npusmi import parse_health, parse_info, parse_map, parse_process_memory
+from glm5_operator.health.sources.npusmi.identify import physical_ids
+from glm5_operator.health.sources.npusmi.readings import Layout
+from glm5_operator.health.sources.npusmi.report import card_report
+from glm5_operator.health.sources.reading import ToolErrorKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from glm5_operator.agent.rare import Rare
     from glm5_operator.agent.runner import Answer, Runner
     from glm5_operator.agent.settings import AgentSettings
-    from glm5_operator.health.npusmi.readings import CardMap, HealthReading, InfoTable
+    from glm5_operator.health.sources.npusmi.readings import CardMap, HealthReading, InfoTable
 
 NPU_SMI: Final = "npu-smi"
 KEEP: Final = 60.0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from glm5_operator.agent import probes
 from glm5_operator.agent.apiserver import ApiError
 from glm5_operator.agent.worth import due
-from glm5_operator.health.decision import OUT_OF_SERVICE
+from glm5_operator.health.remedy.decision import OUT_OF_SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

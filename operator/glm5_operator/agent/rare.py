@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.agent import fields
 from glm5_operator.agent.runner import End
-from glm5_operator.health.hccn import parse_address, parse_link, parse_net_health, parse_tls
-from glm5_operator.health.npusmi import parse_board, parse_ecc, parse_topology
-from glm5_operator.health.npusmi.readings import Layout
-from glm5_operator.health.versions import parse_version_file
+from glm5_operator.health.sources.hccn import parse_address, parse_link, parse_net_health, parse_tls
+from glm5_operator.health.sources.npusmi import parse_board, parse_ecc, parse_topology
+from glm5_operator.health.sources.npusmi.readings import Layout
+from glm5_operator.health.sources.versions import parse_version_file
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from glm5_operator.agent.runner import Runner
     from glm5_operator.agent.settings import AgentSettings
     from glm5_operator.api.node_facts import CardReport, HostReport
-    from glm5_operator.health.npusmi.readings import InfoTable
+    from glm5_operator.health.sources.npusmi.readings import InfoTable
 
 HCCN: Final = "hccn_tool"
 DRIVER_FILE: Final = "usr/local/Ascend/driver/version.info"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.agent.reset_records import Record, Records
 from glm5_operator.agent.terminal import Patience, converse
 from glm5_operator.api.node import ResetReport
-from glm5_operator.health.npusmi import parse_reset
-from glm5_operator.health.npusmi.readings import ResetOutcome, ResetRefusal
+from glm5_operator.health.sources.npusmi import parse_reset
+from glm5_operator.health.sources.npusmi.readings import ResetOutcome, ResetRefusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from glm5_operator.agent.terminal import Spoken
     from glm5_operator.api.node import ResetRequest, ResetState
     from glm5_operator.api.node_facts import CardReport, NodeFactsReport
-    from glm5_operator.health.npusmi.readings import ResetTranscript
+    from glm5_operator.health.sources.npusmi.readings import ResetTranscript
 
 _UNDER_WAY: Final = re.compile(r"resetting\s*(?:\(about|\.\.\.)")
 """npu-smi's "Message : resetting (about 150 seconds) ..."; its questions say "resetting" too."""

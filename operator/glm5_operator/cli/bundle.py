@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from glm5_operator.cli import documents
 from glm5_operator.cli.errors import CliError, ExitCode
 from glm5_operator.cli.gather import Collected, has_cards
-from glm5_operator.health.evidence import Text
+from glm5_operator.health.doctor.evidence import Text
 from glm5_operator.plan.product import node_facts
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.cli import bundle, gather, output
 from glm5_operator.cli.errors import CliError, ExitCode
-from glm5_operator.health.diagnose import diagnose
+from glm5_operator.health.doctor.diagnose import diagnose
 
 if TYPE_CHECKING:
     from glm5_operator.cli.gather import Collected
-    from glm5_operator.health.evidence import Diagnosis
+    from glm5_operator.health.doctor.evidence import Diagnosis
 
 _CERTAIN = {
     "vendor": "the vendor's documents or maintainers say so",

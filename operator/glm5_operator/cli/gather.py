@@ -17,10 +17,10 @@ from glm5_operator.api.pool import NPUPool
 from glm5_operator.cli import cluster, nodes, output
 from glm5_operator.cli.compat import of_report
 from glm5_operator.cli.errors import CliError, ExitCode
-from glm5_operator.health.collected import facts_of
-from glm5_operator.health.evidence import IDLE_MEMORY, Evidence, Text
-from glm5_operator.health.mindcluster import DEVICE_MAP, HOST_MAP
-from glm5_operator.health.pod_troubles import images
+from glm5_operator.health.doctor.collected import facts_of
+from glm5_operator.health.doctor.evidence import IDLE_MEMORY, Evidence, Text
+from glm5_operator.health.doctor.pod_troubles import images
+from glm5_operator.health.sources.mindcluster import DEVICE_MAP, HOST_MAP
 from glm5_operator.kube import errors, kinds
 from glm5_operator.plan.compat import Versions
 from glm5_operator.plan.pool import owner_of

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from glm5_operator.api import names
 from glm5_operator.controllers.taints import with_move_taint
-from glm5_operator.health import way as ways
-from glm5_operator.health.decision import Decision, Step
-from glm5_operator.health.handover import Stepped, Wanted, step
+from glm5_operator.health.move import way as ways
+from glm5_operator.health.move.handover import Stepped, Wanted, step
+from glm5_operator.health.remedy.decision import Decision, Step
 from glm5_operator.kube import kinds
 from glm5_operator.plan.offer import Offer, offer_of
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.controllers.remedies import Remedies
-    from glm5_operator.health.memory import Memory
-    from glm5_operator.health.policy import Policy
+    from glm5_operator.health.remedy.memory import Memory
+    from glm5_operator.health.remedy.policy import Policy
     from glm5_operator.health.types import NodeHealth
     from glm5_operator.kube import ApiFailure, Applier, Cache, Events, Resource
 

@@ -20,11 +20,11 @@ from glm5_operator.api.node import RemedyReport
 from glm5_operator.controllers.moves import Moves, resting, status_of
 from glm5_operator.controllers.taints import with_health_taint
 from glm5_operator.controllers.traffic import Traffic
-from glm5_operator.health import memory as memories
-from glm5_operator.health import way as ways
-from glm5_operator.health.handover import Stepped
-from glm5_operator.health.policy import Policy
-from glm5_operator.health.remedy import decide
+from glm5_operator.health.move import way as ways
+from glm5_operator.health.move.handover import Stepped
+from glm5_operator.health.remedy import memory as memories
+from glm5_operator.health.remedy.machine import decide
+from glm5_operator.health.remedy.policy import Policy
 from glm5_operator.health.resets import resets_end
 from glm5_operator.health.types import NodeHealth, Product
 from glm5_operator.health.view import node_health
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from glm5_operator.api.pool import NPUPool
     from glm5_operator.controllers.facts import Facts
     from glm5_operator.controllers.remedies import Remedies
-    from glm5_operator.health.decision import Decision
-    from glm5_operator.health.memory import Memory
+    from glm5_operator.health.remedy.decision import Decision
+    from glm5_operator.health.remedy.memory import Memory
     from glm5_operator.kube import Applier, Cache, Events, Manifest, Resource
 
 EVICT_AGAIN: Final = timedelta(seconds=5)

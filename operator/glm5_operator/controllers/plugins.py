@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from glm5_operator.controllers.taints import runs_on
-from glm5_operator.health.mindcluster import hot_reset
+from glm5_operator.health.sources.mindcluster import hot_reset
 from glm5_operator.kube import errors
 
 if TYPE_CHECKING:

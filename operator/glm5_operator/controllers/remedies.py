@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from glm5_operator.api import names
-from glm5_operator.health.decision import OUT_OF_SERVICE
+from glm5_operator.health.remedy.decision import OUT_OF_SERVICE
 from glm5_operator.kube import kinds
 from glm5_operator.metrics import Column
 from glm5_operator.status.node import trouble_began
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
 
-    from glm5_operator.health.decision import Decision
-    from glm5_operator.health.memory import Memory
+    from glm5_operator.health.remedy.decision import Decision
+    from glm5_operator.health.remedy.memory import Memory
     from glm5_operator.health.types import CardHealth, NodeHealth
     from glm5_operator.kube import Cache
     from glm5_operator.metrics import Metrics

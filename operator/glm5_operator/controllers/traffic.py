@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from glm5_operator.api import names
-from glm5_operator.health.decision import Room
+from glm5_operator.health.remedy.decision import Room
 from glm5_operator.kube import Key, kinds
 from glm5_operator.status.pods import is_true
 

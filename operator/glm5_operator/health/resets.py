@@ -8,13 +8,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from glm5_operator.health.policy import MIND_CLUSTER_TAKES, RESET_TAKES
+from glm5_operator.health.remedy.policy import MIND_CLUSTER_TAKES, RESET_TAKES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from glm5_operator.health.memory import Memory
-    from glm5_operator.health.way import Way
+    from glm5_operator.health.move.way import Way
+    from glm5_operator.health.remedy.memory import Memory
 
 
 def resets_end(memory: Memory, way: Way | None, reports: Iterable[Mapping[str, Any]]) -> datetime | None:

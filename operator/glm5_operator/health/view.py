@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.health import levels, mindcluster
-from glm5_operator.health.told import Told, told, worst_first
+from glm5_operator.health.sources import levels, mindcluster
+from glm5_operator.health.sources.mindcluster_faults import Told, told, worst_first
 from glm5_operator.health.types import GRADES, CardHealth, Fault, Grade, NodeHealth, Product, ResetResult, Source, Trust
 from glm5_operator.plan.product import extended_resources, node_facts, resource_of
 

@@ -10,7 +10,7 @@ import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from glm5_operator.health.errors import evidence
+from glm5_operator.health.sources.runtime_errors import evidence
 from glm5_operator.status.causes import Cause, Reason
 from glm5_operator.status.conditions import clipped, moment
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
-from glm5_operator.health.errors import Kind, evidence
+from glm5_operator.health.sources.runtime_errors import Kind, evidence
 from glm5_operator.status.conditions import clipped, moment
 from glm5_operator.status.pods import condition
 

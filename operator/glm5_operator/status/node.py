@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.health import memory as memories
+from glm5_operator.health.remedy import memory as memories
 from glm5_operator.health.types import CardHealth, Grade, NodeHealth, Trust
 from glm5_operator.health.view import FACTS_FRESH
 from glm5_operator.status import conditions as c
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from glm5_operator.health.decision import Decision
-    from glm5_operator.health.memory import Memory
+    from glm5_operator.health.remedy.decision import Decision
+    from glm5_operator.health.remedy.memory import Memory
 
 CARDS_HEALTHY: Final = "CardsHealthy"
 QUARANTINED: Final = "Quarantined"

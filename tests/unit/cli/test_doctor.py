@@ -14,7 +14,7 @@ import yaml
 
 from glm5_operator.cli import bundle
 from glm5_operator.cli.gather import Collected
-from glm5_operator.health.evidence import Text
+from glm5_operator.health.doctor.evidence import Text
 from tests.unit.cli.support import glm5
 
 OUTPUTS = Path(__file__).parents[2] / "fixtures" / "npu-smi"

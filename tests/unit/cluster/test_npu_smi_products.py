@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import pytest
 
-from glm5_operator.health import hccn, npusmi
-from glm5_operator.health.reading import ToolErrorKind
+from glm5_operator.health.sources import hccn, npusmi
+from glm5_operator.health.sources.reading import ToolErrorKind
 from tests.cluster.devices import Failure, NodeDevices, Process
 from tests.cluster.shell import wait_for
 from tests.unit.cluster.npu_smi import Smi, deaf_to_sigterm, fixture, smi

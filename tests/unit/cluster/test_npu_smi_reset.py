@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from glm5_operator.health.npusmi import parse_reset
-from glm5_operator.health.npusmi.readings import ResetOutcome, ResetRefusal
+from glm5_operator.health.sources.npusmi import parse_reset
+from glm5_operator.health.sources.npusmi.readings import ResetOutcome, ResetRefusal
 from tests.cluster.devices import NodeDevices, Process, ResetMode
 from tests.cluster.shell import wait_for
 from tests.unit.cluster.npu_smi import Smi, deaf_to_sigterm, fixture, smi

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glm5_operator.health.policy import MIND_CLUSTER_TAKES, RESET_TAKES
+from glm5_operator.health.remedy.policy import MIND_CLUSTER_TAKES, RESET_TAKES
 from glm5_operator.kube import OutcomeKind
 from tests.support.clock import at, stamp
 from tests.unit.controllers.test_node import Bed, Json, a_node, a_pool, facts

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from glm5_operator.health import diagnose, mindcluster_troubles, node_troubles, pod_troubles
-from glm5_operator.health.pains import pains
+from glm5_operator.health.doctor import diagnose, mindcluster_troubles, node_troubles, pod_troubles
+from glm5_operator.health.doctor.pains import pains
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glm5_operator.agent import reset, reset_records
-from glm5_operator.health.npusmi.readings import ResetRefusal
+from glm5_operator.health.sources.npusmi.readings import ResetRefusal
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -14,7 +14,7 @@ import pytest
 from glm5_operator.agent.settings import Every, Worth
 from glm5_operator.agent.worth import due
 from glm5_operator.api.node_facts import CardReport, NodeFactsReport, ToolReport
-from glm5_operator.health.policy import Thermal
+from glm5_operator.health.remedy.policy import Thermal
 from glm5_operator.health.view import node_health
 from tests.support.clock import at, stamp
 from tests.support.health import Watch, policy

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from glm5_operator.health.decision import Decision, Step
-from glm5_operator.health.memory import Memory
+from glm5_operator.health.remedy.decision import Decision, Step
+from glm5_operator.health.remedy.memory import Memory
 from glm5_operator.health.view import node_health
 from glm5_operator.status.node import node_status
 from tests.support.clock import at, stamp

@@ -30,7 +30,7 @@ OWN_CARD = re.compile(
 )
 _OTHER = re.compile(r"\bE[IJ]000\d\b|time ?out", re.IGNORECASE)
 """A card that fails in an exchange is named together with HCCL. It is this rank's, unless HCCL says that it waited for another in vain.
-The codes are those for which the operator tries another card (its `health/runtime_errors.yaml`): tests/contract holds them equal."""
+The codes are those for which the operator tries another card (its `runtime_errors.yaml`): tests/contract holds them equal."""
 
 
 class Ranks:

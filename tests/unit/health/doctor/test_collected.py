@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from glm5_operator.health.collected import facts_of
-from glm5_operator.health.diagnose import diagnose
-from glm5_operator.health.evidence import Evidence, Text
+from glm5_operator.health.doctor.collected import facts_of
+from glm5_operator.health.doctor.diagnose import diagnose
+from glm5_operator.health.doctor.evidence import Evidence, Text
 
 OUTPUTS = Path(__file__).parents[3] / "fixtures" / "npu-smi"
 

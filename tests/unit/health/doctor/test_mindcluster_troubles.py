@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from glm5_operator.api.common import Condition
-from glm5_operator.health.diagnose import diagnose
-from glm5_operator.health.evidence import Evidence
+from glm5_operator.health.doctor.diagnose import diagnose
+from glm5_operator.health.doctor.evidence import Evidence
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "deviceinfo"
 

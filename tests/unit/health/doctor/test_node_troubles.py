@@ -11,8 +11,8 @@ import pytest
 
 from glm5_operator.api.node import RemedyReport
 from glm5_operator.api.node_facts import CardReport, DeviceNode, HostReport, NodeFactsReport
-from glm5_operator.health.diagnose import diagnose
-from glm5_operator.health.evidence import Evidence
+from glm5_operator.health.doctor.diagnose import diagnose
+from glm5_operator.health.doctor.evidence import Evidence
 from glm5_operator.plan.compat import Versions
 
 TIME = "2026-11-30T12:00:00Z"

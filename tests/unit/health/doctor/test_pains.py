@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm5_operator.health.pains import LINE_CHARACTERS, MOST_LINES, pains
+from glm5_operator.health.doctor.pains import LINE_CHARACTERS, MOST_LINES, pains
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm5_operator.health.diagnose import diagnose
-from glm5_operator.health.evidence import Evidence, Text
+from glm5_operator.health.doctor.diagnose import diagnose
+from glm5_operator.health.doctor.evidence import Evidence, Text
 from tests.unit.plan.builders import child, tiny
 from tests.unit.plan.builders import plan as plan_service
 

@@ -1,0 +1,1 @@
+"""What `glm5 doctor` concludes from all that is known of a node. Pure."""

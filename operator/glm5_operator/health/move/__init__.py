@@ -1,0 +1,1 @@
+"""A node's way from one pool to another. Pure."""

@@ -1,0 +1,1 @@
+"""What is done about sick cards, as a state machine. docs/health.md has its table. Pure."""
