@@ -44,11 +44,10 @@ class Usage:
 
 def family_rss_mb(pid: int) -> float:
     """Resident megabytes of a running process and of its children now; one that ends meanwhile doesn't count."""
-    children = [child for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
     found = Usage.of(pid).rss_mb
-    for child in children:
-        with suppress(FileNotFoundError, ProcessLookupError, KeyError):  # a process that has ended has no memory to tell
-            found += Usage.of(int(child)).rss_mb
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError, KeyError):  # threads and children end while they are looked at
+            found += sum(Usage.of(int(child)).rss_mb for child in (thread / "children").read_text().split())
     return found
 
 

@@ -120,7 +120,8 @@ class Runner:
         assert process.stderr is not None
         reading = asyncio.gather(_read(process.stdout, output), _read(process.stderr, error), process.wait())
         try:
-            await asyncio.wait_for(reading, limit)
+            async with asyncio.timeout(limit):  # wait_for of Python 3.11 loses a cancellation that comes as the tool ends
+                await reading
         except TimeoutError:
             await _kill(process)
             return Answer(End.TIMED_OUT, _text(output), _text(error), why=f"`{command}` gave no answer within {limit:g} s")
@@ -151,7 +152,8 @@ async def _kill(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), REAP)
+        async with asyncio.timeout(REAP):
+            await process.wait()
 
 
 def _text(raw: bytearray) -> str:

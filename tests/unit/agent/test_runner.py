@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from glm5_operator.agent import runner as runner_module
 from glm5_operator.agent.runner import MOST_OUTPUT, End, Runner
 from glm5_operator.agent.settings import Node, Tool
 from tests.support.vendor_tools import ToolFolder
@@ -124,3 +125,38 @@ def test_with_a_root_of_the_host_tools_run_in_it() -> None:
     assert Path(chroot).name == "chroot"
     assert Path(chroot).is_absolute()
     assert words == ["/host", "env", "PATH=/usr/bin", "LD_LIBRARY_PATH=/lib", "LC_ALL=C", "npu-smi"]
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_whoever_ends_the_agent_while_a_tool_ends_does_end_it(
+    tools: ToolFolder, runner: Runner, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    tools.answer("npu-smi info", "a table\n")
+    loop, read, processes = asyncio.get_running_loop(), runner_module._read, []
+    finish = runner._finish
+
+    async def finished(process: asyncio.subprocess.Process, *rest: object) -> object:
+        processes.append(process)
+        return await finish(process, *rest)
+
+    async def last(stream: asyncio.StreamReader, kept: bytearray) -> None:
+        """The last part of a call to end, and that many turns of the loop later the call is cancelled."""
+        await read(stream, kept)
+        await processes[0].wait()
+        await asyncio.sleep(0)
+        later(turns)
+
+    def later(left: int) -> None:
+        loop.call_soon(later, left - 1) if left else call.cancel()
+
+    monkeypatch.setattr(runner, "_finish", finished)
+    monkeypatch.setattr(runner_module, "_read", last)
+
+    async def agent() -> None:
+        while True:
+            await runner.run("npu-smi", "info", limit=PATIENT)
+            await asyncio.sleep(3600)  # until the next reading
+
+    call = asyncio.create_task(agent())
+
+    assert [type(end) for end in await asyncio.wait_for(asyncio.gather(call, return_exceptions=True), 5)] == [asyncio.CancelledError]
