@@ -84,12 +84,19 @@ class Collector:
         self._memory = _Memory(seen=seen, product=product, kept=self._file.exists())
         self._turn = asyncio.Lock()
 
-    async def read(self, observed_at: str, now: float, *, full: bool = False) -> NodeFactsReport:
-        """One reading. `now` is of a clock that only goes forward, in seconds; `full` asks kubelet too, whenever that was last done."""
-        async with self._turn:  # a reset looks for itself beside the polls
-            return await self._read(observed_at, now, full=full)
+    async def read(self, observed_at: str, now: float, *, full: bool = False, holders: bool = False) -> NodeFactsReport:
+        """One reading.
 
-    async def _read(self, observed_at: str, now: float, *, full: bool) -> NodeFactsReport:
+        Args:
+            observed_at: what the report says of when it is from.
+            now: of a clock that only goes forward, in seconds.
+            full: ask everything, whenever that was last done.
+            holders: ask kubelet who holds which card, whenever that was last done.
+        """
+        async with self._turn:  # a reset looks for itself beside the polls
+            return await self._read(observed_at, now, full=full, holders=holders)
+
+    async def _read(self, observed_at: str, now: float, *, full: bool, holders: bool) -> NodeFactsReport:
         memory = self._memory
         full = full or memory.full_at is None or now - memory.full_at >= self._settings.every.full
         tool, table, problems = await self._table(now)
@@ -108,7 +115,7 @@ class Collector:
         await self._add_processes(fresh, again=full)
         if full:
             memory.full_at = now
-        if full or self._newly_used(fresh):
+        if full or holders or self._newly_used(fresh):
             await self._ask_kubelet()
         missing = self._absent(table, fresh)
         cards = self._merge(fresh, missing, now)

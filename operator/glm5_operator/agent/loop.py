@@ -160,7 +160,8 @@ class Loop:
 
     async def _poll(self) -> None:
         self._begun += 1
-        read = await self._collector.read(_now(), self._clock())
+        # A reset waits until the cards' holders have left, so that is looked at each time.
+        read = await self._collector.read(_now(), self._clock(), holders=self._out_of_service)
         self._read, self._number, self._read_at = read, self._begun, self._clock()
         self._news.set()
 

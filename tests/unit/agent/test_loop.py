@@ -21,6 +21,7 @@ from glm5_operator.agent.apiserver import ApiError, ApiServer
 from glm5_operator.agent.loop import Backoff, Loop
 from glm5_operator.agent.settings import Api, Every
 from glm5_operator.api.node import ResetReport, ResetRequest
+from glm5_operator.api.node_facts import NodeFactsReport
 from tests.support.vendor_tools import Bench, exited, text
 
 A2 = "info_910b3_8card_idle_24.1.rc1.txt"
@@ -239,8 +240,16 @@ REMEDY = {"since": "2026-11-30T12:00:00Z", "reason": "Good"}
     ],
     ids=str,
 )
-async def test_while_the_node_is_out_of_service_facts_are_written_more_often(agent: Agent, status: dict[str, Any], often: bool) -> None:
-    every = agent.loop._settings.every
+async def test_while_the_node_is_out_of_service_facts_are_read_and_written_more_often(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], often: bool
+) -> None:
+    every, read, holders = agent.loop._settings.every, agent.loop._collector.read, []
+
+    async def noted(*args: Any, **options: Any) -> NodeFactsReport:
+        holders.append(options.get("holders", False))
+        return await read(*args, **options)
+
+    monkeypatch.setattr(agent.loop._collector, "read", noted)
     async with running(agent):
         await agent.server.until("the first report", lambda: len(agent.server.written) == 1)
         agent.server.events.put_nowait({"type": "MODIFIED", "object": {**agent.server.object(), "status": status}})
@@ -256,6 +265,7 @@ async def test_while_the_node_is_out_of_service_facts_are_written_more_often(age
             await polls(agent, 3)
 
     assert len(agent.server.written) == (3 if often else 2)
+    assert (holders[0], holders[-1]) == (False, often), "kubelet is asked each time"
 
 
 async def test_a_watch_that_ends_is_opened_again(agent: Agent) -> None:
