@@ -243,11 +243,11 @@ REMEDY = {"since": "2026-11-30T12:00:00Z", "reason": "Good"}
 async def test_while_the_node_is_out_of_service_facts_are_read_and_written_more_often(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], often: bool
 ) -> None:
-    every, read, holders = agent.loop._settings.every, agent.loop._collector.read, []
+    every, read, asked = agent.loop._settings.every, agent.loop._collector.read, []
 
-    async def noted(*args: Any, **options: Any) -> NodeFactsReport:
-        holders.append(options.get("holders", False))
-        return await read(*args, **options)
+    async def noted(observed_at: str, now: float, *, holders: bool) -> NodeFactsReport:
+        asked.append(holders)
+        return await read(observed_at, now, holders=holders)
 
     monkeypatch.setattr(agent.loop._collector, "read", noted)
     async with running(agent):
@@ -265,7 +265,7 @@ async def test_while_the_node_is_out_of_service_facts_are_read_and_written_more_
             await polls(agent, 3)
 
     assert len(agent.server.written) == (3 if often else 2)
-    assert (holders[0], holders[-1]) == (False, often), "kubelet is asked each time"
+    assert (asked[0], asked[-1]) == (False, often), "kubelet is asked each time"
 
 
 async def test_a_watch_that_ends_is_opened_again(agent: Agent) -> None:
