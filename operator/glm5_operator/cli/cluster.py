@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Result = TypeVar("Result")
 
-INSTALL: Final = "install the operator: helm install glm5-operator charts/glm5-operator -n glm5-system --create-namespace"
+INSTALL: Final = "install the operator: helm install glm5 charts/glm5-operator -n glm5-system --create-namespace"
 _CREDENTIALS: Final = "give --kubeconfig or set KUBECONFIG; `kubectl cluster-info` must answer"
 
 
