@@ -29,6 +29,7 @@ from glm5_operator.health.resets import resets_end
 from glm5_operator.health.types import NodeHealth, Product
 from glm5_operator.health.view import node_health
 from glm5_operator.kube import ApiFailure, Key, Outcome, kinds
+from glm5_operator.plan.trainer import time_to_save
 from glm5_operator.status.node import OURS, node_status
 
 if TYPE_CHECKING:
@@ -162,7 +163,10 @@ class NodeController:
         """All but traffic: the taint, evictions, the reset that is asked for, and the person's note that was obeyed."""
         found = [
             await self.applier.patch_node(seen.node, labels={}, taints=with_health_taint(seen.node, decision.taint or None)),
-            *[await self.applier.evict(pod) for pod in self._pods((*decision.evict, *decision.restart))],
+            *[
+                await self.applier.evict(pod, time_to_save(pod, seen.policy.drain))
+                for pod in self._pods((*decision.evict, *decision.restart))
+            ],
             await self.applier.put_ascend_node(_manifest(seen.node, decision), seen.ascend_node),
         ]
         if seen.released and decision.memory.state != "Quarantined":

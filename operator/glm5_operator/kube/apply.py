@@ -211,13 +211,16 @@ class Applier:
             self._changed(answer)
         return None
 
-    async def evict(self, pod: Resource) -> ApiFailure | None:
-        """Ask a pod to end, unless it does already; a pod that is gone, or another one by that name, is no failure."""
+    async def evict(self, pod: Resource, grace: int | None = None) -> ApiFailure | None:
+        """Ask a pod to end, unless it does already; a pod that is gone, or another one by that name, is no failure.
+
+        `grace`: seconds that it gets, more or less than its own; None: its own.
+        """
         if pod["metadata"].get("deletionTimestamp"):
             return None
         key = key_of(pod)
         try:
-            await self._client.evict(key, pod["metadata"]["uid"])
+            await self._client.evict(key, pod["metadata"]["uid"], grace)
         except (errors.NotFoundError, errors.ConflictError):
             return None
         except errors.KubeError as error:

@@ -180,14 +180,15 @@ class Client:
         path = f"{kind.path(meta.get('namespace', ''), meta['name'])}?fieldManager={names.FIELD_MANAGER}"
         return await self._request("update", path, kind.name, body)
 
-    async def evict(self, key: Key, uid: str) -> None:
-        """Ask a pod to end with its own grace, only if it is still the pod with that uid.
+    async def evict(self, key: Key, uid: str, grace: int | None = None) -> None:
+        """Ask a pod to end within `grace` seconds, or its own grace, only if it is still the pod with that uid.
 
         Raises:
             TooManyRequestsError: a disruption budget doesn't allow it now.
         """
         metadata = {"namespace": key.namespace, "name": key.name}
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": {"preconditions": {"uid": uid}}}
+        options: dict[str, Any] = {"preconditions": {"uid": uid}} | ({} if grace is None else {"gracePeriodSeconds": grace})
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": options}
         await self._request("create", kinds.POD.path(key.namespace, key.name, "eviction"), "Eviction", body)
 
     async def delete(self, key: Key, uid: str) -> None:

@@ -6,7 +6,8 @@ Called by `attempt`. Departs nowhere from the "restricted" pod security standard
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.plan.engine import HOME_DIR, NPU_ENV
@@ -16,6 +17,8 @@ from glm5_operator.plan.pod import POD_SECURITY, RESTRICTED, pinned, quantity, r
 from glm5_operator.plan.trainer_guard import first_training_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from glm5_operator.api.finetune import GLM5FinetuneJob
     from glm5_operator.api.pool import NPUPool
     from glm5_operator.plan.facts import Manifest, Site
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS: Final = 7
 """A failed rank ends the attempt within 10 s, and the others' last words are part of that."""
+MOST_TO_SAVE: Final = timedelta(minutes=30)
+"""Whoever gives services hours to drain doesn't mean a rank that hangs."""
 LAST_WORD: Final = "/dev/termination-log"
 """Where kubelet reads a container's last words."""
 _INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -58,6 +63,18 @@ def trainer_pod(given: TrainerInput) -> Manifest | Finding:
             return merged
         pod = merged
     return pod
+
+
+def time_to_save(pod: Mapping[str, Any], drain: timedelta) -> int | None:
+    """Seconds that a pod gets when the operator sends it away; None: its own grace, as for every pod that is no rank of an attempt.
+
+    A trainer that is asked ends after the step under way with a checkpoint. It gets half of what a drain may take: a rank that hangs on
+    a sick card is then killed while there is still time to do something about the card.
+    """
+    if not {names.FINETUNE_LABEL, names.ATTEMPT_LABEL} <= (pod["metadata"].get("labels") or {}).keys():
+        return None
+    seconds = int(min(drain / 2, MOST_TO_SAVE).total_seconds())
+    return seconds if seconds > GRACE_SECONDS else None
 
 
 def _spec(given: TrainerInput, labels: dict[str, str]) -> Manifest:

@@ -62,8 +62,8 @@ class Edge:
         labels = {**pod["metadata"]["labels"], name: value}
         return self._write(f"label {pod['metadata']['name']} {value}", {**pod, "metadata": {**pod["metadata"], "labels": labels}})
 
-    async def evict(self, pod: Json) -> ApiFailure | None:
-        return self._write(f"evict {pod['metadata']['name']}", pod)
+    async def evict(self, pod: Json, grace: int | None = None) -> ApiFailure | None:
+        return self._write(f"evict {pod['metadata']['name']}" + ("" if grace is None else f" within {grace} s"), pod)
 
     async def patch_node(self, node: Json, *, labels: Json, taints: list[Json] | None = None) -> ApiFailure | None:
         if taints is None:
