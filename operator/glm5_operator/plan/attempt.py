@@ -230,6 +230,9 @@ def _job(job: GLM5FinetuneJob, attempt: int, pod: Manifest, queue: str) -> Manif
             "completions": job.spec.nodes,
             "parallelism": job.spec.nodes,
             "backoffLimit": 0,
+            # A pod that is being deleted hasn't failed yet: else all others would be told to end at once, within their short grace, and
+            # the checkpoint that it was asked for, which all ranks write together, would come to nothing.
+            "podReplacementPolicy": "Failed",
             "template": pod,
         },
     }

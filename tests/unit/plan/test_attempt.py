@@ -64,11 +64,12 @@ def file_of(planned: AttemptPlan) -> Json:
 def test_an_attempt_is_an_indexed_job_that_its_own_controller_never_retries() -> None:
     spec = child(plan(job(parallelism={"nodes": 2, "npusPerNode": 4}), attempt=3), "Job")["spec"]
 
-    assert {name: spec[name] for name in ("completionMode", "completions", "parallelism", "backoffLimit")} == {
+    assert {name: spec[name] for name in ("completionMode", "completions", "parallelism", "backoffLimit", "podReplacementPolicy")} == {
         "completionMode": "Indexed",
         "completions": 2,
         "parallelism": 2,
         "backoffLimit": 0,
+        "podReplacementPolicy": "Failed",
     }
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
