@@ -15,6 +15,7 @@ from glm5_operator.api import names
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.api.pool import NPUPool
 from glm5_operator.kube import Key, key_of, kinds
+from glm5_operator.kube.wire import decode
 from glm5_operator.plan.facts import AdapterFacts, NodeFacts, PoolFacts, ServiceFacts, Site
 from glm5_operator.plan.offer import Offer, offer_of
 from glm5_operator.plan.pool import members
@@ -38,11 +39,13 @@ class Facts:
         self._pools: tuple[NPUPool, ...] = ()
         self._stated: frozenset[str] = frozenset()
         self._nodes: tuple[NodeFacts, ...] = ()
+        self._read_nodes: dict[Key, tuple[bytes, str, NodeFacts]] = {}
         self._card_names: dict[str, frozenset[str]] = {}
         self._holding: dict[str, NodeFacts] = {}
         self._members: dict[str, tuple[NodeFacts, ...]] = {}
         self._pods_seen = -1
         self._with_cards: dict[str, PoolFacts] = {}
+        self._resources: dict[str, str] = {}
 
     def pools(self) -> tuple[NPUPool, ...]:
         """All pools that can be read. One that can't claims no node until its spec is put right; its own status says so."""
@@ -70,9 +73,12 @@ class Facts:
 
     def resource_of_pool(self, name: str) -> str:
         """The extended resource that counts a pool's cards; empty when that isn't known."""
-        facts = self.pool(name)
-        offer = offer_of(facts) if facts is not None else None
-        return offer.resource if isinstance(offer, Offer) else ""
+        self._refresh()
+        if name not in self._resources:
+            facts = self.pool(name)
+            offer = offer_of(facts) if facts is not None else None
+            self._resources[name] = offer.resource if isinstance(offer, Offer) else ""
+        return self._resources[name]
 
     def held_by(self, pods: Iterable[Resource]) -> dict[str, int]:
         """The extended resources that these pods hold together."""
@@ -95,6 +101,14 @@ class Facts:
         counts = {key: self._cards(node, held) for key, held in self._cache.held(node).items()} if node in self._card_names else {}
         return {key: count for key, count in counts.items() if count}
 
+    def free_cards(self, node: str, resource: str) -> int:
+        """Cards of a node, counted by that resource, that no pod holds."""
+        self._refresh()
+        if node not in self._holding:
+            return 0
+        facts = self._with_holding(node)
+        return max(0, facts.allocatable.get(resource, 0) - facts.held)
+
     def _pool_facts(self, pool: NPUPool) -> PoolFacts:
         name, pods_seen = pool.metadata.name, self._cache.version(kinds.POD.name)
         if name not in self._members:
@@ -109,16 +123,31 @@ class Facts:
         seen = (self._cache.version(names.POOL_KIND), self._cache.version(kinds.NODE.name), self._cache.drivers_version)
         if seen == self._seen:
             return
-        self._pools = tuple(pool for resource in self._cache.list(names.POOL_KIND) if (pool := _read(resource)) is not None)
-        self._stated = frozenset(pool.spec.resource_name for pool in self._pools if pool.spec.resource_name)
-        nodes = (node_facts(node) for node in self._cache.list(kinds.NODE.name))
-        # Where MindCluster isn't installed, no label of the Node tells the driver; its agent does.
-        self._nodes = tuple(node if node.driver else replace(node, driver=self._cache.driver(node.name)) for node in nodes)
-        # A pod may hold other devices than cards. A pool may state a name of its own for cards.
-        self._card_names = {node.name: self._stated.union(resource_of((node,))) for node in self._nodes}
-        self._holding = {node.name: node for node in self._nodes}
-        self._members, self._with_cards = {}, {}
+        if seen[0] != self._seen[0]:
+            self._pools = tuple(pool for resource in self._cache.list(names.POOL_KIND) if (pool := _read(resource)) is not None)
+            self._stated = frozenset(pool.spec.resource_name for pool in self._pools if pool.spec.resource_name)
+        nodes = self._read_changed()
+        if seen[0] != self._seen[0] or nodes != self._nodes:
+            self._nodes = nodes
+            # A pod may hold other devices than cards. A pool may state a name of its own for cards.
+            self._card_names = {node.name: self._stated.union(resource_of((node,))) for node in self._nodes}
+            self._holding = {node.name: node for node in self._nodes}
+            self._members, self._with_cards, self._resources = {}, {}, {}
         self._seen = seen
+
+    def _read_changed(self) -> tuple[NodeFacts, ...]:
+        """All nodes, of which only those with news are read: 2,000 report all the time, and to read them all takes 0.1 s."""
+        found: dict[Key, tuple[bytes, str, NodeFacts]] = {}
+        for key, raw in self._cache.raw(kinds.NODE.name):
+            before, driver = self._read_nodes.get(key), self._cache.driver(key.name)
+            if before is not None and before[0] is raw and before[1] == driver:
+                found[key] = before
+            else:
+                facts = node_facts(decode(raw))
+                # Where MindCluster isn't installed, no label of the Node tells the driver; its agent does.
+                found[key] = raw, driver, facts if facts.driver else replace(facts, driver=driver)
+        self._read_nodes = found
+        return tuple(facts for _, _, facts in found.values())
 
     def _with_holdings(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
         return tuple(self._with_holding(node.name) for node in nodes)
