@@ -270,7 +270,7 @@ def _watch_session(operator: Operator, stack: contextlib.AsyncExitStack) -> Watc
     """The session of all watches, each of which must show signs of life from now on."""
     settings = operator.settings
     for kind in kinds.WATCHED:
-        for namespace in settings.scope.namespaces if kind.namespaced and settings.scope.namespaces else ("",):
+        for namespace in kind.places(settings.scope.namespaces):
             operator.health.expect(kind.name, time.monotonic(), namespace)
     session = WatchSession(
         operator.client.configuration,

@@ -20,8 +20,9 @@ from glm5_operator.cli.errors import CliError, ExitCode
 from glm5_operator.health.doctor.collected import facts_of
 from glm5_operator.health.doctor.evidence import IDLE_MEMORY, Evidence, Text
 from glm5_operator.health.doctor.pod_troubles import images
-from glm5_operator.health.sources.mindcluster import DEVICE_MAP, HOST_MAP
+from glm5_operator.health.sources.mindcluster import CLUSTER_NAMESPACE, DEVICE_MAP, HOST_MAP
 from glm5_operator.kube import errors, kinds
+from glm5_operator.kube.cluster_info import part_of
 from glm5_operator.plan.compat import Versions
 from glm5_operator.plan.pool import owner_of
 from glm5_operator.plan.product import is_card_resource, node_facts
@@ -88,6 +89,7 @@ async def _one(client: Client, name: str, ascend_node: Json | None, pools: tuple
     speaking = [*pods, *(pod for pod in there if _watches_cards(pod) and not has_cards(pod))]
     texts = [text for pod in speaking for text in [*await _events(client, pod), *await _logs(client, pod)]]
     maps = [found for namespace, prefix in _MAPS if (found := await _map(client, namespace, prefix + name)) is not None]
+    maps += await _cluster_info(client, name)
     return Collected(name, ascend_node, kube_node, tuple(pods), tuple(texts), pools, tuple(maps))
 
 
@@ -102,6 +104,13 @@ async def _map(client: Client, namespace: str, name: str) -> Json | None:
         return None
     found["metadata"].pop("managedFields", None)
     return found
+
+
+async def _cluster_info(client: Client, node: str) -> list[Json]:
+    """The node's part of ClusterD's ConfigMaps: whole ones would make a bundle of megabytes, and tell of other nodes."""
+    query = urlencode({"labelSelector": kinds.CLUSTER_INFO.selector})
+    found = await _list(client, f"{kinds.CLUSTER_INFO.path(CLUSTER_NAMESPACE)}?{query}", f"ConfigMaps of {CLUSTER_NAMESPACE}")
+    return [dict(part) for config_map in found if (part := part_of(config_map, node)) is not None]
 
 
 async def _list(client: Client, path: str, what: str) -> list[Json]:

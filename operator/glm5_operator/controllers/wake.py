@@ -41,6 +41,9 @@ def woken_by(cache: Cache, resource: Resource, settle: float) -> Iterator[tuple[
     elif kind == kinds.MIND_CLUSTER_MAP.name:
         if node := node_of_map(resource["metadata"]["name"]):
             yield Key(names.NODE_KIND, "", node), 0.0
+    elif kind == kinds.CLUSTER_INFO.name:
+        for node in sorted(cache.told_anew(resource["metadata"]["name"])):
+            yield Key(names.NODE_KIND, "", node), 0.0
     elif kind in _OWNERS:
         yield key_of(resource), 0.0
         yield from _by_adapters(cache, resource, settle)

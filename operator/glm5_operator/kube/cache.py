@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.kube import kinds
+from glm5_operator.kube.cluster_info import ClusterInfo
 from glm5_operator.kube.types import Key, Resource, key_of
 from glm5_operator.kube.wire import decode, encode
 
@@ -63,6 +64,7 @@ class Cache:
         self._owner_of_label: dict[tuple[str, str, str], Key] = {}
         self._drivers: dict[str, str] = {}
         self._drivers_news = 0
+        self._cluster_info = ClusterInfo()
 
     # Reading
 
@@ -117,9 +119,17 @@ class Cache:
         """The node agent's pods on a node, with their conditions; whoever made them."""
         return self._group(("agent", node))
 
+    def compute_checks(self, node: str) -> Resources:
+        """Pods that check the cards of a node by computing, those that have ended too; kept as pods of services are."""
+        return self._group(("compute-check", names.fit(node)))
+
     def maps(self, node: str) -> Resources:
-        """MindCluster's ConfigMaps about one node."""
-        return self._group(("map", node))
+        """MindCluster's ConfigMaps about one node; of ClusterD's, which are of all nodes, the part of this one."""
+        return self._group(("map", node)) + self._cluster_info.of(node)
+
+    def told_anew(self, cluster_info: str) -> frozenset[str]:
+        """The nodes whose part of this map of ClusterD has changed with its newest version, or that were in it when it went."""
+        return self._cluster_info.changed(cluster_info)
 
     def held(self, node: str) -> Mapping[Key, Mapping[str, int]]:
         """The pods on a node that haven't ended, whosever they are, each with the extended resources it asks for."""
@@ -184,7 +194,8 @@ class Cache:
             return False  # most of what a watch brings after our own writes, and all of what a list brings: worth not encoding it
         slim = _slim(key.kind, resource)
         raw = encode(slim)  # sorted: lists and watches order the fields differently
-        if old is not None and old.raw == raw:
+        told = key.kind == kinds.CLUSTER_INFO.name and self._cluster_info.put(resource)
+        if old is not None and old.raw == raw and not told:
             old.version = version
             return False
         self._unlink(key, old)
@@ -260,6 +271,8 @@ class Cache:
     def _remove(self, key: Key, entry: _Entry) -> None:
         self._unlink(key, entry)
         del self._entries[key.kind][key]
+        if key.kind == kinds.CLUSTER_INFO.name:
+            self._cluster_info.drop(key.name)
         if key.kind == names.NODE_KIND and self._drivers.pop(key.name, ""):
             self._drivers_news += 1
 
@@ -308,6 +321,8 @@ def _group_of(key: Key, resource: Mapping[str, Any]) -> Group | None:
         found = next(((label, labels[label]) for label in names.OWNER_LABELS if labels.get(label)), None)
         if found is None and _is_agent(resource):
             return ("agent", resource["spec"]["nodeName"])
+        if found is None and (node := labels.get(names.COMPUTE_CHECK_LABEL)):
+            return ("compute-check", node)
         return (found[0], key.namespace, found[1]) if found else None
     if key.kind == kinds.MIND_CLUSTER_MAP.name:
         return ("map", node) if (node := node_of_map(key.name)) else None
@@ -371,7 +386,7 @@ def _is_agent(pod: Mapping[str, Any]) -> bool:
 
 def _is_ours(pod: Mapping[str, Any]) -> bool:
     labels = pod["metadata"].get("labels") or {}
-    return any(label in labels for label in names.OWNER_LABELS)
+    return any(label in labels for label in (*names.OWNER_LABELS, names.COMPUTE_CHECK_LABEL))
 
 
 def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
@@ -387,6 +402,8 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
         if pool := (resource["spec"].get("nodeSelector") or {}).get(names.POOL_LABEL):
             other["spec"]["nodeSelector"] = {names.POOL_LABEL: pool}
         return other | (_slim_agent(resource) if _is_agent(resource) else {})
+    if kind == kinds.CLUSTER_INFO.name:
+        resource = {name: value for name, value in resource.items() if name != "data"}  # kept in parts
     drop = {"resourceVersion"} if kind in _CHILD_KINDS else {"resourceVersion", "managedFields"}
     if kind == kinds.POD.name:
         drop.add("annotations")
@@ -406,10 +423,10 @@ def _slim(kind: str, resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _audited(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a pod of others, beside where it is: what made it, where that is a DaemonSet, and which devices it was given."""
+    """Of a pod of others, beside where it is: what makes it anew, and which devices it was given."""
     metadata = pod["metadata"]
     kept: dict[str, Any] = {}
-    if owners := [reference for reference in metadata.get("ownerReferences") or () if reference.get("kind") == kinds.DAEMON_SET.name]:
+    if owners := [reference for reference in metadata.get("ownerReferences") or () if reference.get("controller")]:
         kept["ownerReferences"] = owners
     if given := (metadata.get("annotations") or {}).get(names.REAL_ANNOTATION):
         kept["annotations"] = {names.REAL_ANNOTATION: given}

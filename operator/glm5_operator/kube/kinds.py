@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from glm5_operator.api import names
+from glm5_operator.health.sources.mindcluster import CLUSTER_NAMESPACE
 
 
 class Feed(StrEnum):
@@ -31,6 +32,7 @@ class Kind:
         feed: how news arrive.
         cached: kept in the cache at all.
         selector: label selector for watches and lists.
+        only_in: the one namespace where it is looked for; empty for all.
         optional: of others; where it isn't served, there are none.
     """
 
@@ -42,6 +44,7 @@ class Kind:
     feed: Feed = Feed.LISTS
     cached: bool = True
     selector: str = ""
+    only_in: str = ""
     optional: bool = False
 
     @property
@@ -53,6 +56,14 @@ class Kind:
     def api_version(self) -> str:
         """As in an object's apiVersion."""
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    def places(self, namespaces: tuple[str, ...]) -> tuple[str, ...]:
+        """The namespaces in which an operator limited to `namespaces` watches and lists it; "" is the whole cluster."""
+        if not self.namespaced:
+            return ("",)
+        if self.only_in:
+            return (self.only_in,) if not namespaces or self.only_in in namespaces else ()
+        return namespaces or ("",)
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Path of the collection, of one object, or of its subresource; without a namespace it is the collection of all namespaces."""
@@ -81,6 +92,10 @@ JOB: Final = Kind("Job", "batch", "v1", "jobs", feed=Feed.STREAM, selector=_OURS
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", selector=_OURS_OF_ANY)
 MIND_CLUSTER_MAP: Final = Kind("MindClusterMap", "", "v1", "configmaps", feed=Feed.STREAM, selector="mx-consumer-cim=true")
 """ConfigMaps of MindCluster's device plugin and NodeD, under a name of our own: in the cache they aren't mixed with those we write."""
+CLUSTER_INFO: Final = Kind(
+    "ClusterInfo", "", "v1", "configmaps", feed=Feed.STREAM, selector="mx-consumer-volcano=true", only_in=CLUSTER_NAMESPACE
+)
+"""ConfigMaps of MindCluster's ClusterD, of all nodes together; the cache keeps each node's part of them."""
 POD_GROUP: Final = Kind(names.POD_GROUP_KIND, "scheduling.volcano.sh", "v1beta1", "podgroups", selector=_OURS_OF_TRAINING, optional=True)
 """Of Volcano, where that is installed."""
 DAEMON_SET: Final = Kind("DaemonSet", "apps", "v1", "daemonsets", cached=False)
@@ -90,7 +105,7 @@ NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False, c
 
 ALL: Final = (
     SERVICE, FINETUNE, POOL, ASCEND_NODE, NODE, POD, DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, MIND_CLUSTER_MAP,
-    POD_GROUP, DAEMON_SET, EVENT, LEASE, NAMESPACE,
+    CLUSTER_INFO, POD_GROUP, DAEMON_SET, EVENT, LEASE, NAMESPACE,
 )  # fmt: skip
 CHILDREN: Final = (DEPLOYMENT, CLIENT_SERVICE, DISRUPTION_BUDGET, JOB, CONFIG_MAP, POD_GROUP)
 OWNERS: Final = (SERVICE, FINETUNE)

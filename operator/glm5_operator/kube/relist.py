@@ -108,7 +108,7 @@ class Relist:
 
     async def _list(self, kind: Kind) -> None:
         first = kind.name in self._never
-        for namespace in self._namespaces if kind.namespaced and self._namespaces else ("",):
+        for namespace in kind.places(self._namespaces):
             seen, version = set(), 0
             async for items, page_version in self._client.pages(kind, namespace):
                 if not version:

@@ -48,7 +48,7 @@ class _Place:
 
 
 class Streams:
-    """One endless watch of each kind: of the whole cluster, or for kinds in namespaces one in each of `namespaces`."""
+    """One endless watch of each kind in each of its places: the whole cluster, or for kinds in namespaces those of `namespaces`."""
 
     def __init__(
         self,
@@ -64,11 +64,7 @@ class Streams:
     ) -> None:
         self._session = session
         self._settings = settings
-        self._places = [
-            _Place(kind, server + kind.path(namespace))
-            for kind in kinds
-            for namespace in (namespaces if kind.namespaced and namespaces else ("",))
-        ]
+        self._places = [_Place(kind, server + kind.path(namespace)) for kind in kinds for namespace in kind.places(namespaces)]
         self._news = news
         self._malformed = malformed
         self._sleep = sleep

@@ -134,7 +134,7 @@ class WatchSession:
     ) -> None:
         self._configuration = configuration
         self._metrics = metrics
-        self._kinds = {kind.plural: kind.name for kind in kinds}
+        self._kinds = {(kind.plural, kind.selector): kind.name for kind in kinds}  # two are ConfigMaps
         self._opened = opened
         self._listed = listed
         self._sessions: list[aiohttp.ClientSession] = []
@@ -169,7 +169,7 @@ class WatchSession:
                 params.headers[auth["key"]] = auth["value"]
 
     async def _answered(self, _session: aiohttp.ClientSession, _context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
-        kind = self._kinds.get(params.url.path.rsplit("/", 1)[-1], "")
+        kind = self._kind(params)
         watch = "watch" in params.url.query
         self._metrics.api_requests.labels("watch" if watch else "list", kind, str(params.response.status)).inc()
         if not kind or params.response.status >= 300:
@@ -178,10 +178,14 @@ class WatchSession:
         if not watch and "continue" not in params.url.query:
             self._listed(kind)
 
+    def _kind(self, params: aiohttp.TraceRequestEndParams | aiohttp.TraceRequestExceptionParams) -> str:
+        """What a request is about; empty for none of the kinds."""
+        return self._kinds.get((params.url.path.rsplit("/", 1)[-1], params.url.query.get("labelSelector", "")), "")
+
     async def _failed(
         self, _session: aiohttp.ClientSession, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams
     ) -> None:
-        kind = self._kinds.get(params.url.path.rsplit("/", 1)[-1], "")
+        kind = self._kind(params)
         self._metrics.api_requests.labels("watch" if "watch" in params.url.query else "list", kind, "error").inc()
 
 

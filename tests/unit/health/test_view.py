@@ -114,14 +114,40 @@ def test_a_map_of_another_namespace_or_node_is_passed_over() -> None:
     assert (found.source, grades(found)) == (Source.AGENT, {})
 
 
-def test_clusterds_copy_serves_where_the_plugins_own_map_is_not_seen_or_is_older() -> None:
+def test_clusterds_copy_serves_where_the_plugins_own_map_is_not_seen_and_does_not_make_an_old_one_young() -> None:
+    """With a public fault ClusterD writes its own time into the copy, whether or not the plugin still runs."""
+
     def entry(minutes: float) -> Json:
         updated = int(at(minutes=minutes).timestamp())
         return cluster_map({"mindx-dl-deviceinfo-n1": {"DeviceList": device_list(card_fault(5, "RestartNPU")), "UpdateTime": updated}})
 
     assert grades(health(an_ascend_node(), entry(0))) == {5: Grade.RESET}
-    assert grades(health(an_ascend_node(), device_map("n1", device_list(), at(minutes=-30)), entry(0))) == {5: Grade.RESET}
+    assert grades(health(an_ascend_node(), device_map("n1", device_list(), at(minutes=-30)), entry(0))) == {}
+    assert grades(health(an_ascend_node(), config_map("mindx-dl-deviceinfo-n1", {"DeviceInfoCfg": "{"}), entry(0))) == {5: Grade.RESET}
     assert grades(health(an_ascend_node(), device_map("n1", device_list(), at()), entry(-1))) == {}
+
+
+def test_maps_of_all_nodes_are_believed_in_the_namespace_of_clusterd_alone() -> None:
+    fault = {"DeviceList": device_list(card_fault(5, "RestartNPU")), "UpdateTime": int(at().timestamp())}
+    forged = cluster_map({"mindx-dl-deviceinfo-n1": fault})
+    forged["metadata"]["namespace"] = "kube-system"
+
+    assert grades(health(an_ascend_node(), forged)) == {}
+
+
+def test_a_hosts_fault_in_the_map_of_all_nodes_counts_while_clusterd_writes() -> None:
+    """The entry has no time: what a ClusterD that has ended left there would keep the node away for ever."""
+    part = {"DeviceType": "CPU", "DeviceId": 0, "FaultCode": ["00000001"], "FaultLevel": "SeparateFault"}
+    hosts = cluster_map({"mindx-dl-nodeinfo-n1": {"FaultDevList": [part], "NodeStatus": "UnHealthy"}}, "cluster-info-node-cm")
+
+    def copy(minutes: float) -> Json:
+        updated = int(at(minutes=minutes).timestamp())
+        return cluster_map({"mindx-dl-deviceinfo-n1": {"DeviceList": device_list(), "UpdateTime": updated}})
+
+    own = device_map("n1", device_list(), at())
+    assert grades(health(an_ascend_node(), own, hosts, copy(0))) == dict.fromkeys(range(8), Grade.ISOLATE)
+    assert grades(health(an_ascend_node(), own, hosts, copy(-30))) == {}
+    assert grades(health(an_ascend_node(), own, hosts)) == {}
 
 
 def test_public_faults_stand_only_in_clusterds_copy_and_join_the_plugins_own() -> None:

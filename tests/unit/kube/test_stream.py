@@ -169,6 +169,17 @@ async def test_kinds_of_the_cluster_are_watched_as_a_whole_by_an_operator_of_som
     assert server.asked == ["list limit=1", "watch /api/v1/nodes from 100"]
 
 
+@pytest.mark.parametrize("limited", [(), ("lab", "mindx-dl")], ids=["whole cluster", "some namespaces"])
+async def test_a_kind_of_one_namespace_is_watched_there_alone(server: Server, limited: tuple[str, ...]) -> None:
+    await followed(server, *limited, watched=kinds.CLUSTER_INFO)
+
+    assert server.asked == ["list limit=1", "watch /api/v1/namespaces/mindx-dl/configmaps from 100"]
+
+
+def test_a_kind_of_one_namespace_is_not_asked_for_by_an_operator_of_others() -> None:
+    assert kinds.CLUSTER_INFO.places(("lab",)) == ()
+
+
 async def test_of_what_the_operator_makes_only_its_own_is_watched(server: Server) -> None:
     await followed(server, watched=kinds.DEPLOYMENT)
 

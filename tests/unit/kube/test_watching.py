@@ -39,3 +39,17 @@ async def test_a_refused_watch_is_no_sign_of_life(api: FakeApi, metrics: Metrics
     await session.close()
 
     assert opened == []
+
+
+async def test_two_kinds_that_are_config_maps_are_told_apart_by_their_selectors(api: FakeApi, metrics: Metrics) -> None:
+    api.answers["GET"] = (200, {"items": []}, {})
+    opened: list[tuple[str, str]] = []
+    session = WatchSession(Configuration(host=api.url), metrics, kinds.WATCHED, lambda *watch: opened.append(watch), lambda _kind: None)
+    http: Any = session.login().aiohttp_session
+
+    for kind in (kinds.MIND_CLUSTER_MAP, kinds.CLUSTER_INFO):
+        async with http.get(api.url + kind.path(kind.only_in), params={"labelSelector": kind.selector, "watch": "true"}) as answer:
+            assert answer.status == 200
+    await session.close()
+
+    assert opened == [("MindClusterMap", ""), ("ClusterInfo", "mindx-dl")]

@@ -40,7 +40,7 @@ class Evidence:
         conditions: of the AscendNode, written by the operator.
         labels: of the Node.
         annotations: of the Node.
-        maps: MindCluster's ConfigMaps of the node, as the API server sends them.
+        maps: MindCluster's ConfigMaps of the node, as the API server sends them; ClusterD's may have other nodes' parts too.
         offered: cards that the device plugin offers; None when nothing says.
         pods: pods on the node, as the API server sends them.
         texts: logs, events, outputs of tools.

@@ -5,6 +5,7 @@ Called by `diagnose`. Reads with `mindcluster`, grades with `levels`; a note is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glm5_operator.health.doctor.evidence import Diagnosis
@@ -23,12 +24,21 @@ _BY_HAND = "ManuallySeparateNPU"
 
 def mindcluster_troubles(evidence: Evidence) -> Iterator[Diagnosis]:
     """All that MindCluster and the operator say of the node."""
+    own, copies = {}, {}
     for config_map in evidence.maps:
-        name = str((config_map.get("metadata") or {}).get("name") or "")
+        metadata = config_map.get("metadata") or {}
+        name = str(metadata.get("name") or "")
+        if name.startswith((mindcluster.DEVICE_MAP, mindcluster.HOST_MAP)):
+            own[name] = config_map
+        elif metadata.get("namespace") == mindcluster.CLUSTER_NAMESPACE:
+            copies[name] = config_map
+    for name, config_map in own.items():
         if name.startswith(mindcluster.DEVICE_MAP):
-            yield from _devices(config_map, name)
-        elif name.startswith(mindcluster.HOST_MAP):
-            yield from _host(config_map, name)
+            yield from _devices(mindcluster.devices(config_map), name, name)
+        else:
+            yield from _host(mindcluster.host(config_map), name)
+    if evidence.node:
+        yield from _copies(evidence.node, own, copies)
     yield from _waiting(evidence)
     for condition in evidence.conditions:
         if condition.type == "FactsFresh" and condition.status == "False":
@@ -40,8 +50,25 @@ def mindcluster_troubles(evidence: Evidence) -> Iterator[Diagnosis]:
             )
 
 
-def _devices(config_map: Mapping[str, Any], name: str) -> Iterator[Diagnosis]:
-    found = mindcluster.devices(config_map)
+def _copies(node: str, own: Mapping[str, Any], copies: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagnosis]:
+    """What ClusterD says of the node: beside the maps that it has copied only what others have reported to it."""
+    plugins, nodeds = mindcluster.DEVICE_MAP + node, mindcluster.HOST_MAP + node
+    for name, config_map in copies.items():
+        if name.startswith(mindcluster.CLUSTER_DEVICES) and (found := mindcluster.devices_in_cluster(config_map, node)) is not None:
+            where = name
+            if isinstance(found, mindcluster.Devices):
+                where = f"{name} (written {found.updated or 'nobody knows when'})"
+                if plugins in own:
+                    found = replace(found, entries=tuple(entry for entry in found.entries if entry.kind == "PublicFault"))
+            yield from _devices(found, where, plugins)
+        elif (
+            name == mindcluster.CLUSTER_HOSTS and nodeds not in own and (parts := mindcluster.host_in_cluster(config_map, node)) is not None
+        ):
+            yield from _host(parts, name)
+
+
+def _devices(found: mindcluster.Devices | mindcluster.Unreadable, name: str, own: str) -> Iterator[Diagnosis]:
+    """`name` is where it stands, `own` the device plugin's own map of the node."""
     if isinstance(found, mindcluster.Unreadable):
         yield _unreadable(found)
         return
@@ -64,13 +91,12 @@ def _devices(config_map: Mapping[str, Any], name: str) -> Iterator[Diagnosis]:
             "CardSeparated",
             "the device plugin keeps cards back: a fault came too often, or a person put them into the list",
             (f"{name}: ManuallySeparateNPU has cards {', '.join(map(str, by_hand))}",),
-            f"when they are repaired, take them out of data ManuallySeparateNPU of ConfigMap {name} (namespace kube-system)",
+            f"when they are repaired, take them out of data ManuallySeparateNPU of ConfigMap {own} (namespace kube-system)",
             "vendor",
         )
 
 
-def _host(config_map: Mapping[str, Any], name: str) -> Iterator[Diagnosis]:
-    found = mindcluster.host(config_map)
+def _host(found: tuple[mindcluster.HostFault, ...] | mindcluster.Unreadable, name: str) -> Iterator[Diagnosis]:
     if isinstance(found, mindcluster.Unreadable):
         yield _unreadable(found)
     elif told := [fault for fault in found if HOST_LEVELS.get(fault.level) is not Grade.NOTE]:

@@ -29,6 +29,8 @@ CLUSTER_DEVICES: Final = "cluster-info-device-"
 CLUSTER_SWITCHES: Final = "cluster-info-switch-"
 CLUSTER_HOSTS: Final = "cluster-info-node-cm"
 """Of ClusterD, in mindx-dl: the maps of all nodes put together."""
+CLUSTER_NAMESPACE: Final = "mindx-dl"
+"""The only namespace where ClusterD writes, and the only one where maps of these names are believed."""
 RESET_ANNOTATION: Final = "ResetInfo"
 
 _DEVICES_KEY: Final = "DeviceInfoCfg"
@@ -303,14 +305,17 @@ def _to_reset(info: Mapping[str, Any], key: str) -> frozenset[int]:
 def _in_cluster(config_map: Mapping[str, Any], entry: str, read: Callable[[str, Mapping[str, Any]], T]) -> T | Unreadable | None:
     name = config_map["metadata"]["name"]
     where = f"{entry} in ConfigMap {name}"
+    text = (config_map.get("data") or {}).get(name)
+    if text == "":
+        return None  # ClusterD writes so when it has nothing to say of any node: all hosts are well
     try:
-        whole = _cluster((config_map.get("data") or {}).get(name))
+        whole = _cluster(text)
         return None if entry not in whole else read(where, _object(whole[entry], entry))
     except _WrongError as error:
         return Unreadable(where, str(error))
 
 
-@lru_cache(maxsize=16)  # some hundred kB, asked for each node that is in it
+@lru_cache(maxsize=16)  # some hundred kB where a whole map is read, asked for each node that is in it
 def _cluster(text: str | None) -> Mapping[str, Any]:
     return _object(_parsed(text), "the map")
 

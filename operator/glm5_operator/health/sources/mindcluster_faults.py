@@ -22,6 +22,7 @@ FRESH_FOR: Final = timedelta(minutes=11)
 AHEAD: Final = timedelta(minutes=2)
 """How much a node's clock may be ahead of ours before the age of what it writes means nothing."""
 
+_CLUSTERD: Final = "cluster-info-"
 _NAMESPACES: Final = {"kube-system", "mindx-dl"}
 """The label that the maps carry is anybody's to set: elsewhere a map of that name is somebody's wish to have a node drained."""
 
@@ -59,15 +60,15 @@ class Told:
 
 def told(node: str, maps: Iterable[Mapping[str, Any]], now: datetime) -> Told:
     """Read all maps of a node; an empty `where` means that MindCluster says nothing of it."""
-    named = {entry["metadata"]["name"]: entry for entry in maps if entry["metadata"].get("namespace") in _NAMESPACES}
+    named = {entry["metadata"]["name"]: entry for entry in maps if _is_believed(entry["metadata"])}
     problems: list[str] = []
     own = named.get(mindcluster.DEVICE_MAP + node)
     read = _readable([mindcluster.devices(own)] if own else (), problems)
     copies = _readable(_clusters(named, mindcluster.CLUSTER_DEVICES, node, mindcluster.devices_in_cluster), problems)
-    found = _newest(read, now)
-    if found is None or not _is_fresh(found, now):
-        found = _newest([*read, *copies], now)  # ClusterD copies the plugins' maps: worth believing where a plugin's own isn't seen
-    else:
+    # ClusterD copies the plugins' maps: worth believing where a plugin's own isn't seen. Where it is, its own time counts: with a public
+    # fault ClusterD writes its own time into the copy, every few seconds, also of a plugin that has long ended.
+    found = _newest(read or copies, now)
+    if found is not None and read:
         # What others report to ClusterD (public faults) stands in its copies only.
         public = (entry for copy in copies if _is_fresh(copy, now) for entry in copy.entries if entry.kind == "PublicFault")
         found = replace(found, entries=(*found.entries, *public))
@@ -76,6 +77,9 @@ def told(node: str, maps: Iterable[Mapping[str, Any]], now: datetime) -> Told:
     fresh = _is_fresh(found, now)
     if not fresh:
         problems.append(_age(found, now))
+    if not any(_is_fresh(copy, now) for copy in copies):
+        # Host and switch have no time of their own there: what a ClusterD has left that runs no more would stand for ever.
+        named = {name: entry for name, entry in named.items() if not name.startswith(_CLUSTERD)}
     whole = (*_of_switch(_switch(named, node, problems)), *_of_host(_host(named, node, problems)), *_of_node(found))
     return Told(
         where=found.where,
@@ -93,6 +97,11 @@ def told(node: str, maps: Iterable[Mapping[str, Any]], now: datetime) -> Told:
 def worst_first(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     """Ordered by grade, then by code, so that the order doesn't wander between readings."""
     return tuple(sorted(faults, key=lambda fault: (-GRADES.index(fault.grade), fault.code)))
+
+
+def _is_believed(metadata: Mapping[str, Any]) -> bool:
+    allowed = {mindcluster.CLUSTER_NAMESPACE} if str(metadata.get("name")).startswith(_CLUSTERD) else _NAMESPACES
+    return metadata.get("namespace") in allowed
 
 
 def _readable(read: Iterable[Any], problems: list[str]) -> list[Any]:

@@ -10,6 +10,7 @@ import yaml
 from glm5_operator.api.common import Condition
 from glm5_operator.health.doctor.diagnose import diagnose
 from glm5_operator.health.doctor.evidence import Evidence
+from tests.support.mindcluster import card_fault, cluster_map, device_list
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "deviceinfo"
 
@@ -53,6 +54,24 @@ def test_faults_of_the_host_and_a_reset_that_waits_for_a_person_are_told() -> No
         "HostFault": ("mindx-dl-nodeinfo-node-a: CPU 0: SeparateFault, codes 00000001",),
         "ResetWaitsForPerson": ("annotation ResetInfo: ManualResetDevs has cards 3",),
     }
+
+
+def test_of_clusterds_copies_doctor_tells_what_stands_nowhere_else_and_believes_one_namespace() -> None:
+    public = card_fault(2, "SeparateNPU", code="220001001", kind="PublicFault")
+    listed = {"DeviceList": device_list(public, card_fault(3, "RestartNPU")), "UpdateTime": 1790000000}
+    part = {"DeviceType": "PSU", "DeviceId": 2, "FaultCode": ["0300000D"], "FaultLevel": "SeparateFault"}
+    devices = cluster_map({"mindx-dl-deviceinfo-node-a": listed, "mindx-dl-deviceinfo-node-b": listed})
+    hosts = cluster_map({"mindx-dl-nodeinfo-node-a": {"FaultDevList": [part]}}, "cluster-info-node-cm")
+    own = {"metadata": {"name": "mindx-dl-deviceinfo-node-a"}, "data": {"DeviceInfoCfg": '{"DeviceInfo": {"DeviceList": {}}}'}}
+    where = "cluster-info-device-0 (written 2026-09-21 14:13:20+00:00)"
+
+    assert told(Evidence("node-a", maps=(devices, hosts))) == {
+        "CardFault": (f"{where}: card 2: SeparateNPU, codes 220001001", f"{where}: card 3: RestartNPU, codes 80E18404"),
+        "HostFault": ("cluster-info-node-cm: PSU 2: SeparateFault, codes 0300000D",),
+    }
+    assert told(Evidence("node-a", maps=(devices, own))) == {"CardFault": (f"{where}: card 2: SeparateNPU, codes 220001001",)}
+    devices["metadata"]["namespace"] = "team"
+    assert told(Evidence("node-a", maps=(devices,))) == {}
 
 
 def test_the_operators_word_that_a_source_is_not_believed_is_told() -> None:
