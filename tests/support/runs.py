@@ -36,12 +36,12 @@ def a_rank(
     word: Json | str = "",
     reason: str = "Error",
     disrupted: str = "",
-    deleted: bool = False,
+    deleted: bool | datetime = False,
     ready_changed: datetime | None = None,
     finished: datetime | None = None,
     **status: object,
 ) -> Json:
-    """A pod of an attempt. With `code` its trainer has ended so, `word` is the termination message."""
+    """A pod of an attempt. With `code` its trainer has ended so, `word` is the termination message. `deleted`: by when it must end."""
     state: Json = {"running": {"startedAt": stamp(at())}}
     if code is not None:
         message = word if isinstance(word, str) else json.dumps(word)
@@ -58,7 +58,7 @@ def a_rank(
         "ownerReferences": [{"kind": "Job", "name": f"tune-attempt-{attempt}", "uid": f"job-{attempt}", "controller": True}],
     }
     if deleted:
-        metadata["deletionTimestamp"] = stamp(at())
+        metadata["deletionTimestamp"] = stamp(deleted if isinstance(deleted, datetime) else at())
     return {
         "kind": "Pod",
         "metadata": metadata,

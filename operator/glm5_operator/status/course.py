@@ -282,6 +282,8 @@ def _end(job: Mapping[str, Any], ends: Sequence[PodEnd], now: datetime, *, await
 
 def _with_end(record: Record, end: PodEnd, seen: Seen, now: datetime) -> Record:
     """The record with the end of its newest attempt, and when the next may begin."""
+    if end.time is not None:  # of a pod that was asked to end the time is known by which it must have; it may have before
+        end = replace(end, time=min(end.time, now))
     history = (*record.history, _entry(record, end, seen, now))
     superseded = end.cause is Cause.SUPERSEDED and len(_row(history)) >= MOST_SUPERSEDED
     failures = record.failures + (superseded or end.cause not in FREE)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from glm5_operator.api import names
 from glm5_operator.plan.attempt import AttemptPlan
 from glm5_operator.status import conditions as c
-from glm5_operator.status.conditions import Condition, Truth, stamp
+from glm5_operator.status.conditions import Condition, Truth, moment, stamp
 from glm5_operator.status.course import FINISHED, Course, Stage
-from glm5_operator.status.ends import last_word
-from glm5_operator.status.pods import condition
+from glm5_operator.status.ends import is_ended, last_word
+from glm5_operator.status.pods import condition, is_true
 from glm5_operator.status.progress import Heard, progress_fields
 from glm5_operator.status.scheduling import read_unschedulable
 from glm5_operator.status.waiting import why_waiting
@@ -111,7 +111,7 @@ def _verdict(job: Mapping[str, Any], told: Told) -> tuple[Condition, ...]:
     if course.stage is Stage.SUSPENDED:
         return c.on_its_way("Suspended", "set spec.policy.suspend to false to go on")
     if course.stage is Stage.ENDING:
-        return c.on_its_way("AttemptEnding", f"attempt {record.attempt} has failed; its other ranks are being ended")
+        return c.on_its_way("AttemptEnding", _ending(told))
     if course.stage is Stage.CLEARING:
         return c.on_its_way("AttemptEnding", course.message)
     if course.stage is Stage.WAITING:
@@ -125,6 +125,16 @@ def _verdict(job: Mapping[str, Any], told: Told) -> tuple[Condition, ...]:
     if course.stage in {Stage.DUE, Stage.CHECKING}:
         return _due(told)
     return _running(told)
+
+
+def _ending(told: Told) -> str:
+    """Who is asked takes its time; who has failed takes the others with it."""
+    job, attempt = told.course.job or {}, told.course.record.attempt
+    asked = [moment(pod["metadata"].get("deletionTimestamp")) for pod in _current(told) if not is_ended(pod)]
+    until = max((end for end in asked if end is not None), default=None)
+    if until is None or is_true(job, "FailureTarget") or is_true(job, "Failed"):
+        return f"attempt {attempt} has failed; its other ranks are being ended"
+    return f"attempt {attempt} was asked to end: it has until {stamp(until)} for the step under way and a checkpoint"
 
 
 def _due(told: Told) -> tuple[Condition, ...]:

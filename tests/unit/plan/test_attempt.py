@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from glm5_operator.api.finetune import GLM5FinetuneJob
 from glm5_operator.plan.attempt import AttemptPlan, claim_of, plan_attempt
 from glm5_operator.plan.facts import Claim, FinetuneFacts, NodeFacts, PoolFacts, Product, Site
 from glm5_operator.plan.finetune_findings import advice
+from glm5_operator.plan.trainer import time_to_save
 from tests.unit.plan.builders import RESOURCE, node, pool
 
 Json = dict[str, Any]
@@ -72,6 +74,22 @@ def test_an_attempt_is_an_indexed_job_that_its_own_controller_never_retries() ->
         "podReplacementPolicy": "Failed",
     }
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize(
+    ("drain", "seconds"),
+    [({"minutes": 15}, 450), ({"minutes": 1}, 30), ({"hours": 12}, 1800), ({"seconds": 14}, None), ({"seconds": 0}, None)],
+    ids=str,
+)
+def test_a_rank_that_is_sent_away_gets_half_of_the_drain_to_save(drain: dict[str, int], seconds: int | None) -> None:
+    rank = child(plan(job()), "Job")["spec"]["template"]
+
+    assert time_to_save(rank, timedelta(**drain)) == seconds
+
+
+def test_a_pod_that_is_no_rank_is_sent_away_with_its_own_grace() -> None:
+    for labels in (None, {"glm5.dev/service": "chat"}, {"glm5.dev/finetune": "tune"}, {"glm5.dev/attempt": "1"}):
+        assert time_to_save({"metadata": {"labels": labels}}, timedelta(minutes=15)) is None
 
 
 def test_a_pod_has_its_cards_is_pinned_to_its_pool_and_alone_on_its_node() -> None:

@@ -89,6 +89,20 @@ def test_why_a_pod_was_evicted_is_known_when_it_is_gone() -> None:
     assert (found.record.failures, found.record.ending) == (0, None)
 
 
+def test_a_rank_that_was_asked_to_end_has_its_time_and_the_end_is_told_as_of_when_it_came() -> None:
+    asked = a_rank(disrupted="EvictionByEvictionAPI", deleted=at(minutes=9))
+    ending = decide(RUNNING, a_job(completions=2), pods=(asked, a_rank(1)), minutes=2)
+    assert (ending.stage, ending.record.history) == (Stage.ENDING, ())
+    assert ending.job is not None, "its Job stays, or the others would be ended"
+
+    ended = (a_rank(phase="Failed", code=143, disrupted="EvictionByEvictionAPI", deleted=at(minutes=9)), failed(1, 143))
+    status = {**RUNNING, "ending": ending.record.ending}
+    found = decide(status, a_job(1, "FailureTarget", "Failed", completions=2), pods=ended, minutes=3)
+
+    (entry,) = found.record.history
+    assert (entry["cause"], entry["time"], found.stage) == ("Preempted", stamp(at(minutes=3)), Stage.DUE)
+
+
 def test_what_was_told_of_an_earlier_attempt_explains_nothing() -> None:
     found = decide({"attempt": 2, "ending": told(1, "Preempted")}, a_job(2, "Failed"))
 

@@ -11,7 +11,7 @@ from glm5_operator.plan.facts import Finding
 from glm5_operator.status.course import Course, Record, Stage
 from glm5_operator.status.finetune import Told, finetune_status
 from glm5_operator.status.service import WriteFault
-from tests.support.clock import at
+from tests.support.clock import at, stamp
 from tests.support.runs import a_job, a_rank, failed
 
 Json = dict[str, Any]
@@ -66,6 +66,15 @@ def test_each_stage_has_its_reason_and_one_of_ready_reconciling_and_stalled(told
     assert found["Ready"] == (ready, reason)
     assert (found["Reconciling"][0], found["Stalled"][0]) == (reconciling, stalled)
     assert [ready, reconciling, stalled].count("True") == 1
+
+
+def test_who_was_asked_to_end_is_told_with_the_time_that_it_has_and_who_failed_is_not() -> None:
+    asked = a_rank(deleted=at(minutes=9))
+    said = status(Told(Course(Stage.ENDING, Record(1), a_job()), pods=(asked, a_rank(1))))["conditions"][0]["message"]
+    after = status(Told(Course(Stage.ENDING, Record(1), a_job(1, "FailureTarget")), pods=(asked, failed(1))))["conditions"][0]["message"]
+
+    assert said == f"attempt 1 was asked to end: it has until {stamp(at(minutes=9))} for the step under way and a checkpoint"
+    assert after == "attempt 1 has failed; its other ranks are being ended"
 
 
 def test_every_condition_is_always_there_with_the_generation_it_was_computed_from() -> None:
