@@ -38,8 +38,8 @@ class Facts:
         self._seen = (-1, -1, -1)
         self._pools: tuple[NPUPool, ...] = ()
         self._stated: frozenset[str] = frozenset()
-        self._nodes: tuple[NodeFacts, ...] = ()
-        self._read_nodes: dict[Key, tuple[bytes, str, NodeFacts]] = {}
+        self._sources: dict[Key, tuple[bytes, str]] = {}
+        self._nodes: dict[str, NodeFacts] = {}
         self._card_names: dict[str, frozenset[str]] = {}
         self._holding: dict[str, NodeFacts] = {}
         self._members: dict[str, tuple[NodeFacts, ...]] = {}
@@ -55,7 +55,7 @@ class Facts:
     def nodes(self) -> tuple[NodeFacts, ...]:
         """All nodes of the cluster, with the cards held on each."""
         self._refresh()
-        return self._with_holdings(self._nodes)
+        return self._with_holdings(self._in_order())
 
     def service(self, pool_name: str, pods: Iterable[Resource], adapters: AdapterFacts | None = None) -> ServiceFacts:
         """What the plan of a service in that pool may know; `pods` are the service's own."""
@@ -65,10 +65,14 @@ class Facts:
             return ServiceFacts(None, self.site)
         return ServiceFacts(facts, self.site, self._own_cards(pods, facts.nodes), adapters or AdapterFacts())
 
+    def stated(self, name: str) -> NPUPool | None:
+        """A pool as it was written; None when no pool of that name can be read."""
+        self._refresh()
+        return next((pool for pool in self._pools if pool.metadata.name == name), None)
+
     def pool(self, name: str) -> PoolFacts | None:
         """A pool with its nodes; None when no pool of that name can be read."""
-        self._refresh()
-        pool = next((pool for pool in self._pools if pool.metadata.name == name), None)
+        pool = self.stated(name)
         return None if pool is None else self._pool_facts(pool)
 
     def resource_of_pool(self, name: str) -> str:
@@ -98,7 +102,7 @@ class Facts:
     def cards_held(self, node: str) -> dict[Key, int]:
         """The pods that hold cards of a node, with how many each."""
         self._refresh()
-        counts = {key: self._cards(node, held) for key, held in self._cache.held(node).items()} if node in self._card_names else {}
+        counts = {key: self._cards(node, held) for key, held in self._cache.held(node).items()} if node in self._nodes else {}
         return {key: count for key, count in counts.items() if count}
 
     def free_cards(self, node: str, resource: str) -> int:
@@ -112,7 +116,7 @@ class Facts:
     def _pool_facts(self, pool: NPUPool) -> PoolFacts:
         name, pods_seen = pool.metadata.name, self._cache.version(kinds.POD.name)
         if name not in self._members:
-            self._members[name] = members(pool, self._pools, self._nodes)
+            self._members[name] = members(pool, self._pools, self._in_order())
         if pods_seen != self._pods_seen:
             self._with_cards, self._pods_seen = {}, pods_seen
         if name not in self._with_cards:
@@ -123,31 +127,41 @@ class Facts:
         seen = (self._cache.version(names.POOL_KIND), self._cache.version(kinds.NODE.name), self._cache.drivers_version)
         if seen == self._seen:
             return
-        if seen[0] != self._seen[0]:
+        anew = seen[0] != self._seen[0]
+        if anew:
             self._pools = tuple(pool for resource in self._cache.list(names.POOL_KIND) if (pool := _read(resource)) is not None)
             self._stated = frozenset(pool.spec.resource_name for pool in self._pools if pool.spec.resource_name)
-        nodes = self._read_changed()
-        if seen[0] != self._seen[0] or nodes != self._nodes:
-            self._nodes = nodes
-            # A pod may hold other devices than cards. A pool may state a name of its own for cards.
-            self._card_names = {node.name: self._stated.union(resource_of((node,))) for node in self._nodes}
-            self._holding = {node.name: node for node in self._nodes}
+            self._card_names.clear()
+        if self._read_changed() or anew:
             self._members, self._with_cards, self._resources = {}, {}, {}
         self._seen = seen
 
-    def _read_changed(self) -> tuple[NodeFacts, ...]:
-        """All nodes, of which only those with news are read: 2,000 report all the time, and to read them all takes 0.1 s."""
-        found: dict[Key, tuple[bytes, str, NodeFacts]] = {}
-        for key, raw in self._cache.raw(kinds.NODE.name):
-            before, driver = self._read_nodes.get(key), self._cache.driver(key.name)
-            if before is not None and before[0] is raw and before[1] == driver:
-                found[key] = before
-            else:
-                facts = node_facts(decode(raw))
-                # Where MindCluster isn't installed, no label of the Node tells the driver; its agent does.
-                found[key] = raw, driver, facts if facts.driver else replace(facts, driver=driver)
-        self._read_nodes = found
-        return tuple(facts for _, _, facts in found.values())
+    def _read_changed(self) -> bool:
+        """Read the nodes with news, and none else: 2,000 report all the time, and to read them all takes 0.1 s. True when one differs."""
+        raws = dict(self._cache.raw(kinds.NODE.name))
+        gone = self._sources.keys() - raws.keys()
+        differ = bool(gone)
+        for key in gone:
+            for kept in (self._nodes, self._holding, self._card_names):
+                kept.pop(key.name, None)
+            del self._sources[key]
+        for key, raw in raws.items():
+            source = raw, self._cache.driver(key.name)
+            before = self._sources.get(key)
+            if before is not None and before[0] is raw and before[1] == source[1]:
+                continue
+            self._sources[key] = source
+            facts = node_facts(decode(raw))
+            # Where MindCluster isn't installed, no label of the Node tells the driver; its agent does.
+            facts = facts if facts.driver else replace(facts, driver=source[1])
+            if facts != self._nodes.get(key.name):
+                differ = True
+                self._nodes[key.name] = self._holding[key.name] = facts
+                self._card_names.pop(key.name, None)
+        return differ
+
+    def _in_order(self) -> tuple[NodeFacts, ...]:
+        return tuple(self._nodes[name] for name in sorted(self._nodes))
 
     def _with_holdings(self, nodes: tuple[NodeFacts, ...]) -> tuple[NodeFacts, ...]:
         return tuple(self._with_holding(node.name) for node in nodes)
@@ -169,7 +183,12 @@ class Facts:
 
     def _cards(self, node: str, held: Mapping[str, int]) -> int:
         """How many of the node's cards these resources are."""
-        return sum(held.get(name, 0) for name in self._card_names[node]) if held else 0
+        if not held:
+            return 0
+        if node not in self._card_names:
+            # A pod may hold other devices than cards. A pool may state a name of its own for cards.
+            self._card_names[node] = self._stated.union(resource_of((self._nodes[node],)))
+        return sum(held.get(name, 0) for name in self._card_names[node])
 
 
 def _node_of(pod: Resource) -> str:

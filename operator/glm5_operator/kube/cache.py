@@ -79,9 +79,8 @@ class Cache:
         return [_decode(found[key]) for key in sorted(found) if namespace is None or key.namespace == namespace]
 
     def raw(self, kind: str) -> Iterator[tuple[Key, bytes]]:
-        """All objects of a kind as they are kept, ordered by key: the same bytes object as before means nothing new."""
-        entries = self._entries[kind]
-        return ((key, entries[key].raw) for key in sorted(entries))
+        """All objects of a kind as they are kept, in no order: the same bytes object as before means nothing new."""
+        return ((key, entry.raw) for key, entry in self._entries[kind].items())
 
     def keys(self, kind: str) -> Iterator[Key]:
         """The keys of a kind, without decoding anything; what isn't Ready comes first, so that a new leader begins with it."""
