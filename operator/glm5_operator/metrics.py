@@ -135,7 +135,7 @@ class Metrics:
 
     def live_table(self, columns: Iterable[Column], labels: Iterable[str], read: Callable[[], Rows]) -> None:
         """Metrics that are read together when scraped. An object that is gone has no row, and so no metric."""
-        self.registry.register(_LiveTable(tuple(columns), tuple(labels), read))
+        self.registry.register(LiveTable(columns, labels, read))
 
     def exposition(self) -> bytes:
         """The text format, for /metrics."""
@@ -151,9 +151,11 @@ class Column:
     counts: bool = False
 
 
-class _LiveTable(Collector):
-    def __init__(self, columns: tuple[Column, ...], labels: tuple[str, ...], read: Callable[[], Rows]) -> None:
-        self._columns, self._labels, self._read = columns, labels, read
+class LiveTable(Collector):
+    """Several metrics with the same labels, read together when scraped. The node agent has one of its own."""
+
+    def __init__(self, columns: Iterable[Column], labels: Iterable[str], read: Callable[[], Rows]) -> None:
+        self._columns, self._labels, self._read = tuple(columns), tuple(labels), read
 
     def describe(self) -> Iterable[Metric]:
         """Without values: registering must not read anything."""

@@ -292,6 +292,8 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _IMAGES: Final = ("site.native_image", "site.vllm_image")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_RESOURCES = frozenset({"node.resources"})
+_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
 def variable(group: str, name: str, prefix: str = PREFIX) -> str:
@@ -363,9 +365,10 @@ def _decode(path: str, item: Field[Any], text: str) -> object:
         return _number(text, item, integral=isinstance(default, int))
     if isinstance(default, tuple):
         names = tuple(part.strip() for part in text.split(",") if part.strip())
-        wrong = [name for name in names if not _NAMESPACE.fullmatch(name)]
+        pattern, what = (_RESOURCE, "an extended resource") if path in _RESOURCES else (_NAMESPACE, "a namespace")
+        wrong = [name for name in names if not pattern.fullmatch(name)]
         if wrong:
-            raise ValueError(f"not a namespace: {', '.join(wrong)}")
+            raise ValueError(f"not {what}: {', '.join(wrong)}")
         return names
     if path in _IMAGES and text and (fault := images.fault(text)):
         raise ValueError(fault)

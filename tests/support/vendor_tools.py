@@ -6,7 +6,7 @@ Real in a `ToolFolder`: processes, exit codes, signals. Faked: what they print, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +84,8 @@ class ScriptedRunner(Runner):
     asked: list[str] = field(default_factory=list)
     fallback: Answer | Callable[[], Answer] = field(default_factory=lambda: exited(NO_SUCH_TYPE, code=1))
     """Of what isn't in `answers`."""
+    before: dict[str, Callable[[str], Awaitable[None]]] = field(default_factory=dict)
+    """What a command waits for until it answers."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at each call."""
 
@@ -91,6 +93,8 @@ class ScriptedRunner(Runner):
         command = " ".join(argv)
         self.asked.append(command)
         self.news.set()
+        if command in self.before:
+            await self.before[command](command)
         answer = self.answers.get(command, self.fallback)
         return answer if isinstance(answer, Answer) else answer()
 

@@ -1,7 +1,8 @@
 """What npu-smi and kubelet say, as one NodeFactsReport. Called by `loop` for each poll; keeps what was known when it can't be read again.
 
-One call, `npu-smi info`, tells health, heat, memory and processes of all cards. Single cards are asked only for the codes of a fault, and
-all of them one by one while the whole table hangs, so that one stuck card doesn't hide the others. What is asked rarely is in `rare`.
+One call, `npu-smi info`, tells health, heat, memory and processes of all cards. Single cards are asked only for the codes of a fault, once
+its health has been told, and all of them one by one while the whole table hangs, so that one stuck card doesn't hide the others. What is
+asked rarely is in `rare`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +50,17 @@ Chip = tuple[int, int]
 """NPU id and chip, which is what npu-smi asks for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What one poll found, but for what is remembered anyway."""
+
+    observed_at: str
+    tool: ToolReport
+    cards: tuple[CardReport, ...]
+    missing: tuple[int, ...]
+    problems: list[str]
+
+
 @dataclass(slots=True)
 class _Memory:
     """What is remembered from one poll to the next; `seen` and `product` also over restarts, while `kept` in the file."""
@@ -62,6 +74,10 @@ class _Memory:
     mapping: CardMap | None = None
     mapped: frozenset[Chip] | None = None
     coded: dict[int, str] = field(default_factory=dict)
+    codes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    code_problems: dict[int, str] = field(default_factory=dict)
+    owed: dict[int, CardReport] = field(default_factory=dict)
+    last: _Reading | None = None
     processes: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     allocations: Allocations | None = None
     allocation_problem: str = ""
@@ -85,7 +101,7 @@ class Collector:
         self._turn = asyncio.Lock()
 
     async def read(self, observed_at: str, now: float, *, full: bool = False, holders: bool = False) -> NodeFactsReport:
-        """One reading.
+        """One reading. The codes of a fault that wasn't there before are owed: `ask_codes` gets them.
 
         Args:
             observed_at: what the report says of when it is from.
@@ -96,10 +112,47 @@ class Collector:
         async with self._turn:  # a reset looks for itself beside the polls
             return await self._read(observed_at, now, full=full, holders=holders)
 
+    @property
+    def owes_codes(self) -> bool:
+        """There are faults whose codes nobody has asked for yet, or not for some time."""
+        return bool(self._memory.owed)
+
+    async def ask_codes(self) -> NodeFactsReport | None:
+        """Ask for the codes that are owed; the newest reading with them, None where none are.
+
+        Not a part of `read`: a card that hangs when asked would keep the health of all cards back, its own too. A card whose codes can't
+        be had is asked again with the next full reading.
+        """
+        memory, gate = self._memory, asyncio.Semaphore(AT_ONCE)
+        owed, memory.owed = memory.owed, {}
+
+        async def ask(card: CardReport) -> None:
+            async with gate:
+                reading, problem = await self._health(card.npu, card.chip, "codes")
+            state = next((item for item in reading.chips if item.at.chip in (card.chip, None)), None) if reading else None
+            memory.coded[card.physical] = card.health
+            if card.physical in memory.owed and memory.owed[card.physical].health == card.health:
+                del memory.owed[card.physical]  # a poll that came meanwhile
+            if state is None:
+                memory.code_problems[card.physical] = problem
+                return
+            memory.code_problems.pop(card.physical, None)
+            memory.codes[card.physical] = state.codes[:MOST_CODES]
+
+        await asyncio.gather(*(ask(card) for card in owed.values()))
+        if not owed or (last := memory.last) is None:
+            return None
+        cards = tuple(card if card.stale else self._with_codes(card) for card in last.cards)
+        memory.cards |= {card.physical: card for card in cards if card.physical in memory.cards}
+        memory.last = replace(last, cards=cards)
+        return self._report(memory.last)
+
     async def _read(self, observed_at: str, now: float, *, full: bool, holders: bool) -> NodeFactsReport:
         memory = self._memory
-        full = full or memory.full_at is None or now - memory.full_at >= self._settings.every.full
+        due = memory.full_at is None or now - memory.full_at >= self._settings.every.full
         tool, table, problems = await self._table(now)
+        # A fault is told before kubelet and single cards are asked, which the next poll makes up for.
+        full = full or (due and not self._newly_sick(table))
         if table is not None:
             fresh, unnamed = await self._from_table(table, again=full)
             problems += unnamed
@@ -111,7 +164,7 @@ class Collector:
                 )
         else:
             fresh = {}
-        problems += await self._add_codes(fresh, again=full)
+        self._owe_codes(fresh, again=full)
         await self._add_processes(fresh, again=full)
         if full:
             memory.full_at = now
@@ -120,7 +173,8 @@ class Collector:
         missing = self._absent(table, fresh)
         cards = self._merge(fresh, missing, now)
         self._rare.known(cards, memory.table)
-        return self._report(observed_at, tool, cards, missing, problems)
+        memory.last = _Reading(observed_at, tool, cards, missing, problems)
+        return self._report(memory.last)
 
     # --- the table ---------------------------------------------------------------------------------------------------------
 
@@ -172,7 +226,7 @@ class Collector:
             if now < memory.aside_until.get(physical, 0.0):
                 return physical, None, f"card {physical}: npu-smi hung when asked about it"
             async with gate:
-                reading, problem = await self._health(*chip)
+                reading, problem = await self._health(*chip, "alone")
             if reading is None:
                 memory.aside_until[physical] = now + ASIDE
                 return physical, None, f"card {physical}: {problem}"
@@ -196,11 +250,11 @@ class Collector:
         cards = {physical: card for physical, card, _ in answers if card is not None}
         return cards, [problem for _, _, problem in answers if problem]
 
-    async def _health(self, npu: int, chip: int) -> tuple[HealthReading | None, str]:
-        """`-t health` of a chip; None when npu-smi hangs or is busy with it."""
+    async def _health(self, npu: int, chip: int, purpose: str) -> tuple[HealthReading | None, str]:
+        """`-t health` of a chip; None when npu-smi hangs or is busy with it for the same purpose."""
         words = ("info", "-t", "health", "-i", str(npu))
         narrow = self._chip(chip)
-        key = f"npu-smi info -t health, card {npu}.{chip}"
+        key = f"npu-smi info -t health, card {npu}.{chip}, {purpose}"
         answer = await self._runner.run(NPU_SMI, *words, *narrow, limit=self._settings.tool.call_timeout, key=key)
         reading = parse_health(answer.text or answer.said)
         if narrow and reading.error is not None and reading.error.kind is ToolErrorKind.INVALID_PARAMETER:
@@ -210,27 +264,28 @@ class Collector:
             return None, answer.why
         return reading, reading.error.message if reading.error else "; ".join(str(problem) for problem in reading.problems)
 
-    async def _add_codes(self, cards: dict[int, CardReport], *, again: bool) -> list[str]:
-        """Fault codes of cards that aren't well: when health changes, and with each full reading."""
-        memory, problems = self._memory, list[str]()
+    def _newly_sick(self, table: InfoTable | None) -> bool:
+        """A card that was well isn't any more."""
+        well = {(card.npu, card.chip) for card in self._memory.cards.values() if card.health == "OK"}
+        return table is not None and any(row.health != "OK" and (row.npu, row.chip) in well for row in table.chips)
+
+    def _owe_codes(self, cards: Mapping[int, CardReport], *, again: bool) -> None:
+        """Codes of cards that aren't well are owed when health changes, and with each full reading."""
+        memory = self._memory
+        memory.owed = {}
         for physical, card in cards.items():
             if card.health == "OK":
-                memory.coded.pop(physical, None)
-                continue
-            if card.codes is not None:
-                continue  # asked a moment ago
-            before = memory.cards.get(physical)
-            if memory.coded.get(physical) == card.health and not again:
-                cards[physical] = card.model_copy(update={"codes": before.codes if before else None})
-                continue
-            reading, problem = await self._health(card.npu, card.chip)
-            state = next((item for item in reading.chips if item.at.chip in (card.chip, None)), None) if reading else None
-            if state is None:
-                problems.append(f"card {physical}: fault codes can't be read: {problem}")
-                continue
-            memory.coded[physical] = card.health
-            cards[physical] = card.model_copy(update={"codes": state.codes[:MOST_CODES] or None})
-        return problems
+                for kept in (memory.coded, memory.codes, memory.code_problems):
+                    kept.pop(physical, None)
+            elif card.codes is not None:
+                memory.codes[physical] = card.codes  # asked a moment ago
+            elif again or memory.coded.get(physical) != card.health:
+                memory.owed[physical] = card
+
+    def _with_codes(self, card: CardReport) -> CardReport:
+        """With what was said when it was last asked; codes of an earlier word stand until then."""
+        codes = self._memory.codes.get(card.physical) if card.health != "OK" else None
+        return card.model_copy(update={"codes": codes or None})
 
     async def _add_processes(self, cards: dict[int, CardReport], *, again: bool) -> None:
         """Processes of cards of which the table says nothing, as it does where it has no table of processes: with each full reading."""
@@ -270,7 +325,7 @@ class Collector:
     async def _ask_kubelet(self) -> None:
         socket = str(self._host.path(self._settings.node.kubelet) / SOCKET)
         try:
-            self._memory.allocations = await allocations(socket, self._settings.tool.call_timeout)
+            self._memory.allocations = await allocations(socket, self._settings.tool.call_timeout, self._settings.node.resources)
             self._memory.allocation_problem = ""
         except PodResourcesError as problem:
             self._memory.allocations = None
@@ -314,7 +369,7 @@ class Collector:
         for physical in sorted(memory.seen.keys() | fresh.keys())[:MOST_CARDS]:
             update: dict[str, object] = {"holder": given.get(physical)}
             if physical in fresh:
-                card = fresh[physical]
+                card = self._with_codes(fresh[physical])
                 memory.read_at[physical] = now
                 update |= self._rare.of(physical)
             else:
@@ -327,21 +382,20 @@ class Collector:
         memory.cards = {physical: card for physical, card in cards.items() if physical not in gone}
         return tuple(cards.values())
 
-    def _report(
-        self, observed_at: str, tool: ToolReport, cards: tuple[CardReport, ...], missing: tuple[int, ...], problems: list[str]
-    ) -> NodeFactsReport:
+    def _report(self, reading: _Reading) -> NodeFactsReport:
         memory, given, table = self._memory, self._memory.allocations, self._memory.table
         versions = self._rare.versions
-        all_problems = [*problems, *self._rare.problems]
+        no_codes = [f"card {physical}: fault codes can't be read: {why}" for physical, why in sorted(memory.code_problems.items())]
+        all_problems = [*reading.problems, *no_codes, *self._rare.problems]
         if memory.allocation_problem:
             all_problems.append(memory.allocation_problem)
         if given is not None:
             all_problems += [f"which card is it: {device}" for device in given.unclear]
         return NodeFactsReport(
-            observed_at=observed_at,
-            tool=tool,
-            cards=cards,
-            missing=missing or None,
+            observed_at=reading.observed_at,
+            tool=reading.tool,
+            cards=reading.cards,
+            missing=reading.missing or None,
             product=table.product.value if table is not None and table.product is not None else None,
             driver=versions.get("driver") or (fields.word(table.driver) if table is not None else None),
             firmware=versions.get("firmware"),

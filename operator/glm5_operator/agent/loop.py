@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from glm5_operator.agent import probes
 from glm5_operator.agent.apiserver import ApiError
+from glm5_operator.agent.gauges import CardGauges
 from glm5_operator.agent.worth import due
 from glm5_operator.health.remedy.decision import OUT_OF_SERVICE
 
@@ -102,6 +103,7 @@ class Loop:
         self._written_at = clock()
         self._unwritten_since: float | None = clock()
         self._news = asyncio.Event()
+        self._codes_owed = asyncio.Event()
         self._running: set[asyncio.Task[ResetReport]] = set()
 
     async def run(self) -> None:
@@ -111,10 +113,12 @@ class Loop:
             OSError: The port for probes can't be had.
         """
         probe = self._settings.probe
-        server = await probes.serve(probe.host, probe.port, {"/readyz": self.unready, "/healthz": self.stuck})
+        gauges = CardGauges(self._settings.node.name, self.reading)
+        server = await probes.serve(probe.host, probe.port, {"/readyz": self.unready, "/healthz": self.stuck}, gauges.exposition)
         log.info("node %s, probes at %s", self._settings.node.name, server.sockets[0].getsockname())
         async with server:
-            await asyncio.gather(self._always(self._poll), self._always(self._rare_reading), self._writing(), self._watching())
+            polls, rare = self._always(self._poll), self._always(self._rare_reading)
+            await asyncio.gather(polls, rare, self._reading_codes(), self._writing(), self._watching())
 
     # --- probes ------------------------------------------------------------------------------------------------------------
 
@@ -133,6 +137,11 @@ class Loop:
         """Why a new process would do better; an API server that is away is no reason."""
         idle = self._clock() - self._read_at
         return f"nothing was read for {idle:.0f} s" if idle > 5 * self._settings.probe.stale else ""
+
+    def reading(self) -> NodeFactsReport | None:
+        """What was read last; None when that is too old to be shown as what is."""
+        old = self._clock() - self._read_at > self._settings.probe.stale + self._settings.tool.table_timeout
+        return None if old else self._read
 
     # --- parts -------------------------------------------------------------------------------------------------------------
 
@@ -164,6 +173,22 @@ class Loop:
         read = await self._collector.read(_now(), self._clock(), holders=self._out_of_service)
         self._read, self._number, self._read_at = read, self._begun, self._clock()
         self._news.set()
+        if self._collector.owes_codes:
+            self._codes_owed.set()
+
+    async def _reading_codes(self) -> None:
+        """Codes of faults whose health is told already, beside the polls: a card may hang when it is asked."""
+        while True:
+            await self._codes_owed.wait()
+            self._codes_owed.clear()
+            try:
+                read = await self._collector.ask_codes()
+            except Exception:
+                log.exception("asking for fault codes failed")
+                continue
+            if read is not None:
+                self._read = read
+                self._news.set()
 
     async def _rare_reading(self) -> None:
         while await self._rare.ask_next(self._clock()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -17,13 +17,16 @@ import httpx
 from glm5_operator.api.node_facts import Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 LIST: Final = "/v1.PodResourcesLister/List"
 ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 SOCKET: Final = "pod-resources/kubelet.sock"
 VENDOR: Final = "huawei.com/"
 _CARD = re.compile(r"[A-Za-z][A-Za-z0-9]*-(\d+)")
+_RENAMED = re.compile(r"[A-Za-z][A-Za-z0-9-]*-(\d+)")
+"""A prefix of the site's own (DevicePublicNamePre in the device plugin's deviceNameCustomization.json) and the physical id. Where the
+prefix doesn't end in a hyphen, its own digits can't be told from the id's."""
 _VIRTUAL = re.compile(r"-\d+c(\.|$)|vir\d+", re.ASCII)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -39,7 +42,7 @@ class Allocations:
     Attributes:
         holders: by physical id.
         virtual: the node offers vNPUs, or a pod holds one.
-        unclear: devices of the vendor's whose card can't be told by their names; a card without a holder isn't surely free then.
+        unclear: devices that are cards or may be, and of which card can't be told; a card without a holder isn't surely free then.
     """
 
     holders: dict[int, Holder]
@@ -56,8 +59,13 @@ class Device:
     id: str
 
 
-async def allocations(socket: str, limit: float) -> Allocations:
-    """Ask kubelet who holds what, and whether it has vNPUs to give; the second question may go unanswered (before Kubernetes 1.23).
+async def allocations(socket: str, limit: float, resources: Iterable[str] = ()) -> Allocations:
+    """Ask kubelet who holds what, and what it has to give; the second question may go unanswered (before Kubernetes 1.23).
+
+    Args:
+        socket: kubelet's.
+        limit: seconds for each question.
+        resources: that count cards, beside all of `VENDOR`.
 
     Raises:
         PodResourcesError: It didn't answer in time, refused, or sent what can't be read.
@@ -66,14 +74,14 @@ async def allocations(socket: str, limit: float) -> Allocations:
     transport = httpx.AsyncHTTPTransport(uds=socket, http1=False, http2=True, verify=False)
     try:
         async with httpx.AsyncClient(transport=transport, timeout=limit, trust_env=False) as client:
-            given = sort_out(devices(await _call(client, LIST, socket)))
+            given = tuple(devices(await _call(client, LIST, socket)))
             try:
-                offered = any(_VIRTUAL.search(_one(entry, 1)) for entry in _all(await _call(client, ALLOCATABLE, socket), 1))
+                offered = {_one(entry, 1) for entry in _all(await _call(client, ALLOCATABLE, socket), 1)}
             except PodResourcesError:
-                offered = False
+                offered = set()
     except httpx.HTTPError as problem:
         raise PodResourcesError(f"{socket}: {str(problem) or type(problem).__name__}") from problem
-    return replace(given, virtual=given.virtual or offered)
+    return sort_out(given, offered, frozenset(resources))
 
 
 async def _call(client: httpx.AsyncClient, method: str, socket: str) -> bytes:
@@ -87,22 +95,26 @@ async def _call(client: httpx.AsyncClient, method: str, socket: str) -> bytes:
     return _message(answer.content)
 
 
-def sort_out(given: Iterator[Device]) -> Allocations:
-    """Cards by holder."""
+def sort_out(given: Collection[Device], offered: Collection[str], resources: Collection[str]) -> Allocations:
+    """Cards by holder, of devices given and resources offered.
+
+    The device plugin offers a node's cards under one name. Where kubelet knows none of the names that count cards, any other may be theirs.
+    """
     holders: dict[int, Holder] = {}
     unclear: list[str] = []
-    virtual = False
+    counts = {name for name in {*offered, *(device.resource for device in given)} if name.startswith(VENDOR) or name in resources}
     for device in given:
-        if not device.resource.startswith(VENDOR):
+        who = f"{device.resource} {device.id} of {device.holder.namespace}/{device.holder.pod}"
+        card = (_CARD if device.resource.startswith(VENDOR) else _RENAMED).fullmatch(device.id)
+        if not counts:
+            unclear.append(f"{who}, of a resource that isn't among admission.resources")
+        elif device.resource not in counts or _VIRTUAL.search(device.resource):
             continue
-        card = _CARD.fullmatch(device.id)
-        if _VIRTUAL.search(device.resource):
-            virtual = True
         elif card is None:
-            unclear.append(f"{device.resource} {device.id} of {device.holder.namespace}/{device.holder.pod}")
+            unclear.append(who)
         else:
             holders[int(card[1])] = device.holder
-    return Allocations(holders, virtual, tuple(unclear))
+    return Allocations(holders, any(_VIRTUAL.search(name) for name in {*offered, *counts}), tuple(unclear))
 
 
 def devices(message: bytes) -> Iterator[Device]:

@@ -1,6 +1,6 @@
-"""The HTTP port for kubelet's probes: two paths that say whether the agent does its work. Called by `loop`.
+"""The HTTP port for kubelet's probes: two paths that say whether the agent does its work, and the cards' metrics. Called by `loop`.
 
-A few lines on asyncio's streams: no request has a body or an answer longer than a line, and a web framework would take 15 MB.
+A few lines on asyncio's streams: no request has a body, no answer is longer than a few kB, and a web framework would take 15 MB.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ if TYPE_CHECKING:
 LIMIT: Final = 5.0
 """Seconds that a client has for its request."""
 _WORDS: Final = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
+_LINE: Final = "text/plain"
+_METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def serve(host: str, port: int, checks: Mapping[str, Callable[[], str]]) -> asyncio.Server:
-    """Answer GET of each path in `checks` with 200, or 503 and what is wrong.
+async def serve(host: str, port: int, checks: Mapping[str, Callable[[], str]], metrics: Callable[[], bytes]) -> asyncio.Server:
+    """Answer GET of each path in `checks` with 200, or 503 and what is wrong, and of /metrics with those.
 
     Raises:
         OSError: The port can't be had.
     """
+
+    def answer_to(path: str) -> tuple[int, str, bytes]:
+        if path == "/metrics":
+            return 200, _METRICS, metrics()
+        check = checks.get(path)
+        wrong = check() if check is not None else "no such path"
+        return 404 if check is None else 503 if wrong else 200, _LINE, (wrong or "ok").encode() + b"\n"
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
@@ -30,11 +39,8 @@ async def serve(host: str, port: int, checks: Mapping[str, Callable[[], str]]) -
                 words = (await reader.readline()).decode("latin-1").split()
                 while (await reader.readline()).strip():
                     pass
-                check = checks.get(words[1]) if len(words) > 1 else None
-                wrong = check() if check is not None else "no such path"
-                code = 404 if check is None else 503 if wrong else 200
-                body = (wrong or "ok").encode() + b"\n"
-                head = f"HTTP/1.1 {code} {_WORDS[code]}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+                code, kind, body = answer_to(words[1] if len(words) > 1 else "")
+                head = f"HTTP/1.1 {code} {_WORDS[code]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                 writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
                 await writer.drain()
         writer.close()

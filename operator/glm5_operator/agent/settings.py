@@ -32,6 +32,11 @@ class Node:
         "A restarted agent must know what it had begun.",
     )
     kubelet: str = setting("/var/lib/kubelet", "The kubelet's folder on the host, for its pod-resources socket.", "The kubelet's default.")
+    resources: tuple[str, ...] = setting(
+        (),
+        "Extended resources that count cards beside all of huawei.com/, separated by commas.",
+        "Device plugins can be built with names of the site's own; the chart gives `admission.resources`.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +135,10 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The HTTP port for kubelet's probes."""
+    """The HTTP port for kubelet's probes and for metrics."""
 
-    host: str = setting("0.0.0.0", "Address to listen on.", "Kubelet's probes come from outside the pod.")  # noqa: S104 - the reason stands beside it
-    port: int = setting(8081, "Port of /healthz and /readyz; 0 takes a free one and logs it.", "Above 1024.", low=0, high=65535)
+    host: str = setting("0.0.0.0", "Address to listen on.", "Probes and scrapes come from outside the pod.")  # noqa: S104 - the reason stands beside it
+    port: int = setting(8081, "Port of /healthz, /readyz and /metrics; 0 takes a free one and logs it.", "Above 1024.", low=0, high=65535)
     stale: float = setting(
         60.0,
         "/readyz fails when nothing was read, or a change couldn't be written, for this long; /healthz after five times this.",

@@ -24,6 +24,12 @@ def health(word: str, *codes: str) -> str:
     return f"\tHealth Status                  : {word}\n\tError Code                     : {','.join(codes) or 'NA'}\n"
 
 
+async def with_codes(bench: Bench, now: float = 0.0) -> NodeFactsReport:
+    """A reading, and what is asked once it has been told."""
+    facts = await bench.collector.read(NOW, now)
+    return await bench.collector.ask_codes() or facts
+
+
 def by_id(facts: NodeFactsReport) -> dict[int, CardReport]:
     return {card.physical: card for card in facts.cards}
 
@@ -44,7 +50,7 @@ async def test_codes_are_asked_for_cards_that_are_not_well_and_only_for_them(tmp
     bench = Bench.at(tmp_path, ALARM)
     bench.runner.answers["npu-smi info -t health -i 3 -c 0"] = exited(health("Alarm", "80E18404", "80E01801"))
 
-    facts = await bench.collector.read(NOW, 0.0)
+    facts = await with_codes(bench)
 
     assert (by_id(facts)[3].health, by_id(facts)[3].codes) == ("Alarm", ("80E18404", "80E01801"))
     assert [command for command in bench.runner.asked if "health" in command] == ["npu-smi info -t health -i 3 -c 0"]
@@ -53,33 +59,65 @@ async def test_codes_are_asked_for_cards_that_are_not_well_and_only_for_them(tmp
 async def test_a_light_poll_asks_nothing_but_the_table_and_keeps_the_codes(tmp_path: Path) -> None:
     bench = Bench.at(tmp_path, ALARM)
     bench.runner.answers["npu-smi info -t health -i 3 -c 0"] = exited(health("Alarm", "80E18404"))
-    await bench.collector.read(NOW, 0.0)
+    await with_codes(bench)
     bench.runner.asked.clear()
 
-    facts = await bench.collector.read(NOW, 2.0)
+    facts = await with_codes(bench, 2.0)
 
     assert bench.runner.asked == ["npu-smi info"]
     assert by_id(facts)[3].codes == ("80E18404",)
 
 
-async def test_a_fault_is_seen_with_its_code_in_the_first_poll_after_it(tmp_path: Path) -> None:
+async def test_a_fault_is_seen_in_the_first_poll_after_it_which_asks_nothing_else(tmp_path: Path) -> None:
+    """Also where kubelet and single cards were to be asked: that is made up for by the next poll."""
     bench = Bench.at(tmp_path, A2)
     await bench.collector.read(NOW, 0.0)
     bench.runner.answers |= {
         "npu-smi info": exited(text(ALARM)),
         "npu-smi info -t health -i 3 -c 0": exited(health("Alarm", "80E18404")),
     }
+    bench.runner.asked.clear()
 
-    facts = await bench.collector.read(NOW, 2.0)
+    first = await bench.collector.read(NOW, 11.0)
+    assert bench.runner.asked == ["npu-smi info"]
+    assert (by_id(first)[3].health, by_id(first)[3].codes) == ("Alarm", None)
 
-    assert (by_id(facts)[3].health, by_id(facts)[3].codes) == ("Alarm", ("80E18404",))
+    second = await bench.collector.ask_codes()
+    assert second is not None
+    assert (by_id(second)[3].health, by_id(second)[3].codes) == ("Alarm", ("80E18404",))
+    assert await bench.collector.ask_codes() is None
+
+    third = await bench.collector.read(NOW, 13.0)
+    assert by_id(third)[3].codes == ("80E18404",)
+    assert any("proc-mem" in command for command in bench.runner.asked)
 
 
-async def test_codes_that_cannot_be_read_are_a_problem_and_the_fault_stands(tmp_path: Path) -> None:
-    facts = await Bench.at(tmp_path, ALARM).collector.read(NOW, 0.0)
-
+async def test_codes_that_cannot_be_read_are_a_problem_until_they_can_and_the_fault_stands(tmp_path: Path) -> None:
+    bench = Bench.at(tmp_path, ALARM)
+    facts = await with_codes(bench)
     assert (by_id(facts)[3].health, by_id(facts)[3].codes) == ("Alarm", None)
     assert "card 3: fault codes can't be read" in str(facts.problems)
+
+    asked = len(bench.runner.asked)
+    again = await with_codes(bench, 2.0)
+    assert again.problems == facts.problems
+    assert len(bench.runner.asked) == asked + 1, "the table alone: it is asked again with the next full reading"
+
+    bench.runner.answers["npu-smi info -t health -i 3 -c 0"] = exited(health("Alarm", "80E18404"))
+    facts = await with_codes(bench, 12.0)
+    assert by_id(facts)[3].codes == ("80E18404",)
+    assert "fault codes" not in str(facts.problems)
+
+
+async def test_codes_of_a_card_that_is_well_again_are_gone(tmp_path: Path) -> None:
+    bench = Bench.at(tmp_path, ALARM)
+    bench.runner.answers["npu-smi info -t health -i 3 -c 0"] = exited(health("Alarm", "80E18404"))
+    await with_codes(bench)
+    bench.runner.answers["npu-smi info"] = exited(text(A2))
+
+    facts = await with_codes(bench, 2.0)
+
+    assert (by_id(facts)[3].health, by_id(facts)[3].codes) == ("OK", None)
 
 
 async def test_950_is_asked_without_a_chip(tmp_path: Path) -> None:
@@ -88,7 +126,7 @@ async def test_950_is_asked_without_a_chip(tmp_path: Path) -> None:
         "npu-smi info": exited(text("info_950dt_8card_idle.txt").replace("| OK ", "| Alarm ", 1)),
         "npu-smi info -t health -i 0": exited(text("t_health_ok_950.txt")),
     }
-    await bench.collector.read(NOW, 0.0)
+    await with_codes(bench)
 
     assert [command for command in bench.runner.asked if "health" in command] == ["npu-smi info -t health -i 0"]
 

@@ -18,6 +18,7 @@ import pytest
 
 from glm5_operator.agent import loop as loop_module
 from glm5_operator.agent.apiserver import ApiError, ApiServer
+from glm5_operator.agent.gauges import CardGauges
 from glm5_operator.agent.loop import Backoff, Loop
 from glm5_operator.agent.settings import Api, Every
 from glm5_operator.api.node import ResetReport, ResetRequest
@@ -27,6 +28,7 @@ from tests.support.vendor_tools import Bench, exited, text
 A2 = "info_910b3_8card_idle_24.1.rc1.txt"
 ALARM = "synthetic_info_910b3_npu3_alarm.txt"
 PATIENT = 20.0
+CODES = "\tHealth Status                  : Alarm\n\tError Code                     : 80E18404\n"
 RESET = {"id": "r-1", "radius": "Node", "cards": [0], "deadline": "2026-12-01T00:00:00Z"}
 
 
@@ -131,7 +133,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
 @contextlib.asynccontextmanager
 async def running(agent: Agent) -> AsyncIterator[None]:
     """The loop's parts without the port of probes."""
-    parts = [agent.loop._always(agent.loop._poll), agent.loop._writing(), agent.loop._watching()]
+    parts = [agent.loop._always(agent.loop._poll), agent.loop._reading_codes(), agent.loop._writing(), agent.loop._watching()]
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         yield
@@ -161,6 +163,32 @@ async def test_the_first_reading_is_written_and_then_nothing_until_something_cha
     patch = next(request for request in agent.server.requests if request.method == "PATCH")
     assert str(patch.url) == "http://api/apis/glm5.dev/v1alpha1/ascendnodes/node-1/status?fieldManager=glm5-agent&force=true"
     assert patch.headers["content-type"] == "application/apply-patch+yaml"
+
+
+async def test_a_fault_is_written_while_its_codes_are_still_asked_for_and_they_follow(agent: Agent) -> None:
+    """npu-smi may take 5 s to say nothing of a card that hangs; the polls go on meanwhile."""
+    hanging, over = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: str) -> None:
+        hanging.set()
+        await over.wait()
+
+    agent.bench.runner.before["npu-smi info -t health -i 3 -c 0"] = slow
+    agent.bench.runner.answers["npu-smi info -t health -i 3 -c 0"] = exited(CODES)
+    async with running(agent):
+        await agent.server.until("the first report", lambda: len(agent.server.written) == 1)
+        agent.bench.runner.answers["npu-smi info"] = exited(text(ALARM))
+        await agent.server.until("the fault", lambda: len(agent.server.written) == 2)
+        await asyncio.wait_for(hanging.wait(), PATIENT)
+        await polls(agent, 3)
+        assert len(agent.server.written) == 2
+        over.set()
+        await agent.server.until("the codes", lambda: len(agent.server.written) == 3)
+        await polls(agent, 3)
+
+    third = [status["facts"]["cards"][3] for status in agent.server.written]
+    assert [(card["health"], card.get("codes")) for card in third] == [("OK", None), ("Alarm", None), ("Alarm", ["80E18404"])]
+    assert agent.bench.runner.asked.count("npu-smi info -t health -i 3 -c 0") == 1
 
 
 async def test_a_sign_of_life_is_written_when_the_heartbeat_is_over(agent: Agent) -> None:
@@ -346,17 +374,31 @@ async def test_it_is_ready_once_written_and_no_longer_when_reading_or_writing_st
 async def test_probes_answer_over_http(agent: Agent) -> None:
     from glm5_operator.agent import probes
 
-    server = await probes.serve("127.0.0.1", 0, {"/readyz": agent.loop.unready, "/healthz": agent.loop.stuck})
+    gauges = CardGauges("node-1", agent.loop.reading)
+    server = await probes.serve("127.0.0.1", 0, {"/readyz": agent.loop.unready, "/healthz": agent.loop.stuck}, gauges.exposition)
     async with server:
         port = server.sockets[0].getsockname()[1]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            answers = [await client.get(path) for path in ("/healthz", "/readyz", "/metrics")]
+            answers = [await client.get(path) for path in ("/healthz", "/readyz", "/elsewhere")]
+            await agent.loop._poll()
+            metrics = await client.get("/metrics")
 
     assert [(answer.status_code, answer.text) for answer in answers] == [
         (200, "ok\n"),
         (503, "nothing was written yet\n"),
         (404, "no such path\n"),
     ]
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'glm5_card_health{card="7",node="node-1"} 1.0\n' in metrics.text
+
+
+async def test_a_reading_that_is_old_is_no_metric_any_more(agent: Agent) -> None:
+    await agent.loop._poll()
+    assert agent.loop.reading() is not None
+
+    agent.now[0] += agent.loop._settings.probe.stale + agent.loop._settings.tool.table_timeout + 1
+
+    assert agent.loop.reading() is None
 
 
 def test_delays_double_up_to_a_minute_and_begin_anew_after_a_success() -> None:

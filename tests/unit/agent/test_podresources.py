@@ -69,6 +69,40 @@ async def test_devices_of_others_are_passed_over_and_those_that_tell_no_card_are
     assert found.unclear == ("huawei.com/Ascend910B4 NPU-3f2a-77 of team-a/hami",)
 
 
+@pytest.mark.parametrize(("device", "card"), [("card-3", 3), ("site-npu-12", 12), ("Ascend9103", None)])
+async def test_a_card_under_a_name_of_the_sites_own_has_its_holder_where_the_name_is_given(
+    kubelet: PodResources, device: str, card: int | None
+) -> None:
+    """deviceNameCustomization.json of the device plugin. A prefix without a hyphen at its end leaves open where the id begins."""
+    kubelet.say([pod("a", device, resource="acme.com/npu")], allocatable=["acme.com/npu", "rdma/hca"])
+
+    found = await allocations(str(kubelet.socket), LIMIT, ("acme.com/npu",))
+
+    assert set(found.holders) == ({card} if card is not None else set())
+    assert found.unclear == (() if card is not None else ("acme.com/npu Ascend9103 of team-a/a",))
+
+
+@pytest.mark.parametrize(
+    ("offered", "named", "clear"),
+    [
+        (["acme.com/npu"], (), False),
+        (None, (), False),
+        (["acme.com/npu", "huawei.com/Ascend910"], (), True),
+        (["acme.com/npu", "site.example/card"], ("site.example/card",), True),
+    ],
+    ids=str,
+)
+async def test_where_kubelet_knows_no_name_of_cards_any_device_may_be_one(
+    kubelet: PodResources, offered: list[str] | None, named: tuple[str, ...], clear: bool
+) -> None:
+    kubelet.say([pod("a", "npu-3", resource="acme.com/npu")], allocatable=offered)
+
+    found = await allocations(str(kubelet.socket), LIMIT, named)
+
+    assert found.holders == {}
+    assert found.unclear == (() if clear else ("acme.com/npu npu-3 of team-a/a, of a resource that isn't among admission.resources",))
+
+
 @pytest.mark.parametrize(
     ("offered", "virtual"),
     [
@@ -115,11 +149,11 @@ async def test_a_socket_that_accepts_and_says_nothing_is_given_up() -> None:
 @given(st.binary(max_size=64))
 def test_whatever_bytes_come_they_are_devices_or_a_named_fault(raw: bytes) -> None:
     try:
-        found = list(devices(raw))
+        found = tuple(devices(raw))
     except PodResourcesError:
         return
     assert all(isinstance(device, Device) for device in found)
-    sort_out(iter(found))
+    sort_out(found, (), ())
 
 
 def test_a_message_that_is_cut_anywhere_is_a_fault_or_a_shorter_list() -> None:

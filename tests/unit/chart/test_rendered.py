@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from glm5_operator import settings
+from glm5_operator.agent import settings as agent_settings
 from glm5_operator.api import names
 from glm5_operator.controllers import pool_metrics
 from glm5_operator.controllers.remedies import Remedies
@@ -91,6 +92,15 @@ def test_the_operator_knows_every_setting_that_the_chart_gives_it(chart: Chart) 
 
 def test_the_defaults_of_chart_and_operator_are_the_same(chart: Chart) -> None:
     assert settings.load(environment(chart.render())) == settings.Settings()
+
+
+def test_the_agent_knows_every_setting_that_the_chart_gives_it_and_the_names_of_cards(chart: Chart) -> None:
+    (container,) = only(chart.render(at(("admission", "resources"), ["acme.com/npu", "b.c/d"])), "DaemonSet")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    given = {item["name"]: item.get("value", "node-1") for item in container["env"]}
+
+    assert agent_settings.load(given).node.resources == ("acme.com/npu", "b.c/d")
 
 
 def test_helm_lint_has_nothing_to_say(chart: Chart) -> None:
