@@ -36,6 +36,9 @@ def test_a_rank_whose_card_failed_ends_as_a_card_fault_and_the_next_attempt_avoi
         return found is None or bool(found["metadata"].get("deletionTimestamp"))
 
     until("the rank to be asked to end", told_to_end, 20, lambda: str(kube.get("AscendNode", "", sick)["status"].get("remedy")))
+    assert kube.get("Pod", home, pod["metadata"]["name"])["metadata"]["deletionGracePeriodSeconds"] == 30, "half of the drain"
+    asked = "attempt 1 was asked to end: it has until "
+    until("that to be told", lambda: training.condition()["message"].startswith(asked), 20, lambda: str(training.condition()))
 
     def second() -> bool:
         let_go_of_deleted(kube, home)

@@ -100,12 +100,24 @@ def test_attempts_are_used_up(kube: Kube, home: str, training: Training) -> None
     assert "Segmentation fault" in failed["message"]
 
 
-def test_preemption_costs_no_attempt(kube: Kube, home: str, training: Training) -> None:
-    pods = begun(training, policy={"maxAttempts": 1})
+def test_preemption_costs_no_attempt_and_the_other_ranks_are_left_to_save_with_the_one_that_was_asked(
+    kube: Kube, home: str, training: Training
+) -> None:
+    pods = begun(training, **WIDE, policy={"maxAttempts": 1})
 
-    name = pods[0]["metadata"]["name"]
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": home}}
+    name, other = (pod["metadata"]["name"] for pod in pods)
+    metadata = {"name": name, "namespace": home}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": {"gracePeriodSeconds": 60}}
     kube.http.post(kube.path("Pod", home, name, "eviction"), json=eviction).raise_for_status()
+
+    def alone() -> bool:
+        metadata = kube.get("Pod", home, other)["metadata"]
+        return "deletionTimestamp" not in metadata
+
+    until("the end to be awaited", lambda: training.condition()["reason"] == "AttemptEnding", 20, lambda: str(training.condition()))
+    stays("the other rank goes on", alone, 3)
+    for pod in pods:
+        end(kube, pod, 143, {"outcome": "Interrupted", "message": "asked to stop after step 7 of 9", "step": 7})
 
     def second() -> bool:
         let_go_of_deleted(kube, home)
@@ -113,7 +125,7 @@ def test_preemption_costs_no_attempt(kube: Kube, home: str, training: Training) 
 
     until("the second attempt", second, 40, lambda: str(training.status()))
     assert training.status().get("failures", 0) == 0
-    assert training.status()["history"][0]["cause"] == "Preempted"
+    assert [(item["cause"], item["step"]) for item in training.status()["history"]] == [("Preempted", 7)]
 
 
 def test_a_card_fault_moves_the_next_attempt_to_another_node(kube: Kube, home: str, training: Training) -> None:

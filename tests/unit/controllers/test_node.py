@@ -183,6 +183,23 @@ async def test_a_decision_is_remembered_before_anything_is_done() -> None:
     assert bed.edge.did == ["remember Draining", "taint ['remedy']", "evict chat-engine-5d9f-aaaaa"]
 
 
+async def test_a_rank_on_a_sick_card_has_half_of_the_drain_to_save_and_a_replica_beside_it_its_own_grace() -> None:
+    rank = served("tune-attempt-1-0", cards=4)
+    rank["metadata"]["labels"] = {"glm5.dev/finetune": "tune", "glm5.dev/attempt": "1"}
+    bed = Bed(a_service("chat"), rank, served(cards=4), served("chat-engine-5d9f-bbbbb", node="npu-1"), pool=a_pool(drain="10m"))
+    await bed.look()
+    bed.told(facts("Critical", holder="tune-attempt-1-0"))
+    await bed.look(2)
+    await bed.look(3)
+
+    await bed.look(6)
+
+    assert sorted(done for done in bed.edge.did if done.startswith("evict")) == [
+        "evict chat-engine-5d9f-aaaaa",
+        "evict tune-attempt-1-0 within 300 s",
+    ]
+
+
 async def test_what_could_not_be_remembered_is_not_done() -> None:
     bed = Bed(a_service("chat"), served(), served("chat-engine-5d9f-bbbbb", node="npu-1"))
     await bed.look()
