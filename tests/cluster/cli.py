@@ -16,6 +16,7 @@ from tests.cluster import kind as kind_cluster
 from tests.cluster.api import ApiCluster, ApiOptions
 from tests.cluster.build import Cluster
 from tests.cluster.build import build as build_everything
+from tests.cluster.devices import Health, NodeDevices, ResetMode
 from tests.cluster.errors import ClusterError
 from tests.cluster.kind import KindCluster, KindOptions, Mount
 from tests.cluster.site_packages import site_packages
@@ -203,6 +204,30 @@ def kind_load(
 ) -> None:
     """Put images onto its nodes."""
     _kind(name).load(*images)
+
+
+@kind.command("card")
+def kind_card(
+    worker: Annotated[str, typer.Argument(help="Name of a worker node.")],
+    cards: Annotated[list[int], typer.Argument(help="Physical ids of cards on it, as `npu-smi info -m` and `glm5 nodes NODE` show them.")],
+    *,
+    health: Annotated[Health, typer.Option(help="What npu-smi says of them from now on; from Alarm on kubelet no longer offers them.")],
+    code: Annotated[list[str] | None, typer.Option(help="A fault code that npu-smi gives for them, such as 80E01801; repeatable.")] = None,
+    reset: Annotated[ResetMode | None, typer.Option(help="How the next resets on that node go.")] = None,
+    name: KindName = "glm5",
+) -> None:
+    """Make imitated cards sick, or well again."""
+    cluster = _kind(name)
+    if worker not in cluster.workers:
+        raise ClusterError(f"no worker {worker} in kind cluster {name}: it has {', '.join(cluster.workers)}")
+    file = cluster.cards(worker)
+    node = NodeDevices.read(file)
+    known = [device.physical for device in node.devices]
+    if unknown := [card for card in cards if card not in known]:
+        raise ClusterError(f"no card {', '.join(map(str, unknown))} on {worker}: it has {min(known)} to {max(known)}")
+    node = node.change(*cards, health=health, codes=tuple(code or ()), information=())
+    (node.resetting(reset) if reset else node).write(file)
+    console.print(f"{worker}: npu-smi says {health} of card {', '.join(map(str, cards))}", highlight=False)
 
 
 def _kind(name: str) -> KindCluster:

@@ -50,6 +50,7 @@ _950_IDLE: tuple[tuple[float, int, int], ...] = (
     *((366.6, 49, 4856), (370.7, 49, 4855), (373.3, 49, 4856), (372.8, 49, 4856)),
 )
 
+Health = Literal["OK", "Warning", "Alarm", "Critical", "UNKNOWN"]
 ResetMode = Literal["ok", "stays_sick", "fail", "fail_exit_0", "in_use", "another_user", "hang", "needs_host", "virtual", "not_root"]
 
 
@@ -97,7 +98,7 @@ class Device:
         chip: Chip on that NPU.
         physical: Physical id, which ASCEND_VISIBLE_DEVICES and the plugin's device names use.
         bus: PCI bus id.
-        health: OK, Warning, Alarm, Critical or UNKNOWN; from Alarm on the kubelet no longer offers it.
+        health: One of Health; from Alarm on the kubelet no longer offers it.
         codes: Fault codes of `npu-smi info -t health`.
         information: Their texts, one line each.
         power: Watts; None prints "-".
