@@ -168,6 +168,8 @@ class AscendNodeStatus(StatusModel):
     facts: NodeFactsReport | None = None
     """What the node agent has read. Written by the agent."""
     resets: Annotated[tuple[ResetReport, ...], Field(strict=False, max_length=MOST_RESETS)] | None = None
+    quiet: _Time | None = None
+    """Since when no pod that is asked to end is in traffic; absent while one is."""
     """The newest resets, oldest first. Written by the agent."""
     remedy: RemedyReport | None = None
     """What is being done about it. Written by the operator."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from glm5_operator.api import names
 from glm5_operator.controllers.taints import with_move_taint
+from glm5_operator.controllers.traffic import Traffic
 from glm5_operator.health.move import way as ways
 from glm5_operator.health.move.handover import Stepped, Wanted, step
 from glm5_operator.health.remedy.decision import Decision, Step
@@ -18,6 +19,7 @@ from glm5_operator.kube import kinds
 from glm5_operator.plan.offer import Offer, offer_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from glm5_operator.controllers.facts import Facts
@@ -44,15 +46,29 @@ class Moves:
         target = self._target(health.name)
         if way is None and target in {"", pool}:
             return Stepped()
-        remedy = "" if memory.state == "Healthy" else memory.state
-        wanted = Wanted(pool, target, self._refusal(target, health), remedy, self._others(pool, health.name))
+        traffic = Traffic(self.cache, self.applier)
+        wanted = Wanted(
+            pool,
+            target,
+            self._refusal(target, health),
+            remedy="" if memory.state == "Healthy" else memory.state,
+            others=self._others(pool, health.name),
+            lent=_is_loan(self._notes(health.name), pool, target),
+            serving=traffic.serving(health.name),
+            quiet=frozenset(traffic.quiet(health.name)),
+            last={pod: f"{service.namespace}/{service.name}" for pod, service in traffic.last(health).items()},
+        )
         return step(health, way, wanted, policy, now)
 
     async def act(self, name: str, done: Stepped) -> list[ApiFailure]:
-        """The taint that keeps new pods away, and at the end the label."""
+        """The taint that keeps new pods away, and at the end the label; of a loan that is given up the note goes back to its pool."""
         node = self.cache.get(kinds.NODE.name, "", name)
         if node is None:
             return []
+        if done.way is not None and done.gives_up:
+            notes = {names.MOVE_ANNOTATION: done.way.origin, names.LENT_ANNOTATION: None}
+            failure = await self.applier.patch_node(node, labels={}, annotations=notes)
+            return [] if failure is None else [failure]
         holds = done.way is not None and done.holds and not done.arrived
         labels: dict[str, str | None] = {names.POOL_LABEL: done.way.target} if done.way is not None and done.arrived else {}
         failure = await self.applier.patch_node(
@@ -72,8 +88,11 @@ class Moves:
             record(ascend_node, f"Move{after.state}", f"to pool {after.target}: {after.reason}: {after.message}")
 
     def _target(self, node: str) -> str:
+        return str(self._notes(node).get(names.MOVE_ANNOTATION, ""))
+
+    def _notes(self, node: str) -> Mapping[str, str]:
         found = self.cache.get(kinds.NODE.name, "", node) or {"metadata": {}}
-        return str((found["metadata"].get("annotations") or {}).get(names.MOVE_ANNOTATION, ""))
+        return dict(found["metadata"].get("annotations") or {})
 
     def _label(self, node: str) -> str:
         found = self.cache.get(kinds.NODE.name, "", node) or {"metadata": {}}
@@ -109,6 +128,11 @@ class Moves:
         return way is not None and way.state != "Waiting"
 
 
+def _is_loan(notes: Mapping[str, str], pool: str, target: str) -> bool:
+    """By the mark that the pool sets with the target. A person who sends it somewhere else leaves the mark behind, of the old target."""
+    return notes.get(names.LENT_ANNOTATION, "").split(" ")[:2] == [pool, target]
+
+
 def status_of(done: Stepped) -> dict[str, Any]:
     """The part of the AscendNode's status."""
     report = ways.dump(done.way)
@@ -116,7 +140,15 @@ def status_of(done: Stepped) -> dict[str, Any]:
 
 
 def resting(memory: Memory, done: Stepped) -> Decision:
-    """The remedy's answer while a move holds the node: all as it was, and the move's own evictions and reset."""
+    """The remedy's answer while a move holds the node: all as it was, and what the move does to pods and cards."""
     return Decision(
-        memory, Step.NO_ACTION, memory.reason, memory.message, evict=done.evict, reset=done.reset, requeue_after=done.requeue_after
+        memory,
+        Step.NO_ACTION,
+        memory.reason,
+        memory.message,
+        quiesce=done.quiesce,
+        evict=done.evict,
+        return_to_traffic=done.back,
+        reset=done.reset,
+        requeue_after=done.requeue_after,
     )

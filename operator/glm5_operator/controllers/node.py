@@ -13,14 +13,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
-
 from glm5_operator.api import names
-from glm5_operator.api.node import RemedyReport
 from glm5_operator.controllers.moves import Moves, resting, status_of
 from glm5_operator.controllers.taints import with_health_taint
 from glm5_operator.controllers.traffic import Traffic
-from glm5_operator.health.move import way as ways
 from glm5_operator.health.move.handover import Stepped
 from glm5_operator.health.remedy import memory as memories
 from glm5_operator.health.remedy.machine import decide
@@ -77,11 +73,14 @@ class NodeController:
     wake: Callable[[Key], None]
     # Two nodes that look for room in a pool at the same time would both find the same.
     pools: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    # Nodes that wait with the last replica of a service, and for which: no event of theirs tells that it is served elsewhere.
+    keeping: dict[str, frozenset[Key]] = field(default_factory=dict)
 
     async def reconcile(self, key: Key, now: datetime) -> Outcome:
         """Take the node of `key` one step further, where there is one."""
         node = self.cache.get(kinds.NODE.name, "", key.name)
         if node is None:
+            self.keeping.pop(key.name, None)
             self._wake(self.remedies.forget(key.name))
             return Outcome.done()  # the owner reference removes the AscendNode
         pool = self.facts.pool(_label(node))
@@ -106,6 +105,7 @@ class NodeController:
             failures = await self._act(seen, decision) + await self._moves.act(key.name, move)
         self._tell(seen, decision)
         self._moves.tell(ascend_node, move)
+        self._served(seen.health, move.way.reason if move.way is not None and move.holds else decision.reason)
         return _outcome(failures, min(decision.requeue_after or self.resync, move.requeue_after or self.resync, self.resync))
 
     async def give_up(self, key: Key, reason: str, now: datetime) -> None:
@@ -155,9 +155,17 @@ class NodeController:
         return []
 
     def _wake(self, waiting: Iterable[str]) -> None:
-        """Nodes that wait for room in their pool: no event tells them of it."""
+        """Nodes that wait for what another one does or leaves: no event tells them of it."""
         for name in waiting:
             self.wake(Key(names.NODE_KIND, "", name))
+
+    def _served(self, health: NodeHealth, reason: str) -> None:
+        """Note what a node waits for with the last replicas of services, and wake those whose services this node serves."""
+        if reason == "LastReplica":
+            self.keeping[health.name] = frozenset(self._traffic.last(health).values())
+        else:
+            self.keeping.pop(health.name, None)
+        self._wake(name for name, services in self.keeping.items() if name != health.name and self._traffic.serves(health.name, services))
 
     async def _act(self, seen: _Seen, decision: Decision) -> list[ApiFailure]:
         """All but traffic: the taint, evictions, the reset that is asked for, and the person's note that was obeyed."""
@@ -193,14 +201,14 @@ class NodeController:
         if label and self.cache.get(kinds.POOL.name, "", label) is not None:
             return Outcome.again(self.resync)  # what is wrong with it says the pool's own status; one on its way out takes the label off
         if ascend_node is not None:
-            status = ascend_node.get("status") or {}
-            ends = resets_end(_memory(ascend_node, node, now), ways.load(status.get("move")), status.get("resets") or ())
+            ends = resets_end(ascend_node.get("status") or {})
             if ends is not None and now < ends:
                 return Outcome.again(min(ends - now, self.resync))
         return await self._let_go(node, ascend_node)
 
     async def _let_go(self, node: Resource, ascend_node: Resource | None) -> Outcome:
         """A node that no pool has any more is nobody's to heal: pods go back into traffic, our taint comes off, the object goes."""
+        self.keeping.pop(node["metadata"]["name"], None)
         self._wake(self.remedies.forget(node["metadata"]["name"]))
         if ascend_node is None:
             return Outcome.done()
@@ -257,11 +265,7 @@ def _memory(ascend_node: Resource, node: Resource, now: datetime) -> Memory:
 
     Of those a quarantine is obeyed: it ends by a person's word, and not because somebody deleted the object that remembered it.
     """
-    remedy = (ascend_node.get("status") or {}).get("remedy")
-    try:
-        report = RemedyReport.model_validate(remedy, by_alias=True, by_name=False) if remedy else None
-    except ValidationError:
-        report = None
+    report = memories.read((ascend_node.get("status") or {}).get("remedy"))
     if report is None and any(_is_quarantine(taint) for taint in (node.get("spec") or {}).get("taints") or ()):
         return memories.quarantined_by_taint(now)
     return memories.load(report)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from glm5_operator.api import names
 from glm5_operator.health.remedy.decision import Room
 from glm5_operator.kube import Key, kinds
+from glm5_operator.kube.cache import controller_of
 from glm5_operator.status.pods import is_true
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from glm5_operator.health.types import NodeHealth
     from glm5_operator.kube import ApiFailure, Applier, Cache, Resource
@@ -28,7 +29,29 @@ class Traffic:
 
     def room(self, health: NodeHealth, others: int) -> Room:
         """What the services of the node's pods can spare, beside the count of other nodes in remedy."""
-        return Room(others=others, last=frozenset(self._last(health)), quiet=frozenset(self.quiet(health.name)))
+        bare = frozenset(_name(pod) for pod in self._pods_on(health.name) if not _has_controller(pod))
+        return Room(others=others, last=frozenset(self.last(health)), quiet=frozenset(self.quiet(health.name)), bare=bare)
+
+    def last(self, health: NodeHealth) -> dict[str, Key]:
+        """Of each service that only this node serves, one pod (`namespace/name`): one on cards that are well, where there is such a pod."""
+        sick = {card.holder for card in health.cards if card.grade is not None or card.missing}
+        return dict(self._last(health.name, sick))
+
+    def serving(self, node: str) -> frozenset[str]:
+        """`namespace/name` of the node's pods that get requests, or would once they are ready."""
+        return frozenset(
+            _name(pod)
+            for pod in self._pods_on(node)
+            if _serving(pod) == names.SERVING_VALUE and not pod["metadata"].get("deletionTimestamp")
+        )
+
+    def spares(self, node: str) -> bool:
+        """No service would be without a replica in traffic if this node went."""
+        return not any(self._last(node, set()))
+
+    def serves(self, node: str, services: Collection[Key]) -> bool:
+        """A replica of one of these services is in traffic there."""
+        return any(_in_traffic(pod) and self._owner(pod) in services for pod in self._pods_on(node))
 
     def quiet(self, node: str) -> tuple[str, ...]:
         """`namespace/name` of the node's pods that a remedy took out of traffic."""
@@ -48,16 +71,14 @@ class Traffic:
                 failures.append(failure)
         return failures
 
-    def _last(self, health: NodeHealth) -> Iterable[str]:
-        """Of each service that only this node serves, one pod: one on cards that are well, where there is such a pod."""
-        sick = {card.holder for card in health.cards if card.grade is not None or card.missing}
+    def _last(self, node: str, sick: Collection[str]) -> Iterator[tuple[str, Key]]:
         here: dict[Key, list[Resource]] = {}
-        for pod in self._pods_on(health.name):
+        for pod in self._pods_on(node):
             if _in_traffic(pod) and (owner := self._owner(pod)) is not None:
                 here.setdefault(owner, []).append(pod)
         for owner, pods in here.items():
-            if not any(_in_traffic(pod) and _node(pod) != health.name for pod in self._cache.pods(owner)):
-                yield min((_name(pod) in sick, _name(pod)) for pod in pods)[1]
+            if not any(_in_traffic(pod) and _node(pod) != node for pod in self._cache.pods(owner)):
+                yield min((_name(pod) in sick, _name(pod)) for pod in pods)[1], owner
 
     def _pods_on(self, node: str) -> list[Resource]:
         found = (self._cache.get(key.kind, key.namespace, key.name) for key in self._cache.held(node))
@@ -70,6 +91,11 @@ class Traffic:
 
 def _in_traffic(pod: Resource) -> bool:
     return _serving(pod) == names.SERVING_VALUE and not pod["metadata"].get("deletionTimestamp") and is_true(pod, "Ready")
+
+
+def _has_controller(pod: Resource) -> bool:
+    """Somebody makes it anew when it has gone."""
+    return controller_of(pod) is not None
 
 
 def _serving(pod: Resource) -> str | None:

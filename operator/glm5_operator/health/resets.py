@@ -1,6 +1,7 @@
 """Whether cards of a node are being reset, or may be at any moment, by what its AscendNode remembers. Pure.
 
-Called by the node controller before it lets go of a node, which forgets all that is remembered.
+Called by the node controller before it lets go of a node, which forgets all that is remembered, and by the pool controller before it takes
+its label off one.
 """
 
 from __future__ import annotations
@@ -8,26 +9,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from glm5_operator.health.move import way as ways
+from glm5_operator.health.remedy import memory as memories
 from glm5_operator.health.remedy.policy import MIND_CLUSTER_TAKES, RESET_TAKES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from glm5_operator.health.move.way import Way
-    from glm5_operator.health.remedy.memory import Memory
+    from collections.abc import Mapping
 
 
-def resets_end(memory: Memory, way: Way | None, reports: Iterable[Mapping[str, Any]]) -> datetime | None:
+def resets_end(status: Mapping[str, Any]) -> datetime | None:
     """When the resets that are asked for or running have ended at the latest; None when there is none.
 
     The agent's last word ends one at once. There is a latest time because an agent that is gone says nothing any more.
 
     Args:
-        memory: of the remedy.
-        way: of the node's move, where it is on one.
-        reports: `status.resets`, as the agent wrote it.
+        status: the AscendNode's: the remedy, the move, and `resets` as the agent wrote it.
     """
-    told = {report.get("id"): report for report in reports}
+    memory, way = memories.load(memories.read(status.get("remedy"))), ways.load(status.get("move"))
+    told = {report.get("id"): report for report in status.get("resets") or ()}
     asked = {}
     if memory.state == "Resetting":
         asked[memory.id] = memory.since

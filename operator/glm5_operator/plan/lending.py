@@ -1,7 +1,7 @@
 """Which node a pool lends next, or takes back, as its spec.lend says. Pure; time is an argument.
 
 Called by the pool controller. It only says where nodes are to be; how they get there is every move's way (`health.handover`). One node at a
-time, and none that a person has sent somewhere else.
+time, none that a person has sent somewhere else, and none whose leaving would take a service's last replica out of traffic.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 from glm5_operator.api import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from glm5_operator.api.pool import NPUPool
     from glm5_operator.plan.facts import NodeFacts
 
 KEEP: Final = timedelta(minutes=10)
 """How long a node stays at least, where the entry that lent it is gone."""
+MOST_ASKED: Final = 8
+"""Nodes of which it is asked whether they can be spared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,17 @@ class _Lent:
     since: datetime
 
 
-def plan_loan(pool: NPUPool, nodes: Iterable[NodeFacts], now: datetime) -> Assignment | None:
-    """The next node to lend or to take back; None when all is as wanted, or while one is on its way."""
+def plan_loan(
+    pool: NPUPool, nodes: Iterable[NodeFacts], now: datetime, spares: Callable[[str], bool] = lambda _: True
+) -> Assignment | None:
+    """The next node to lend or to take back; None when all is as wanted, while one is on its way, or where none can be spared.
+
+    Args:
+        pool: that lends.
+        nodes: every node of the cluster.
+        now: with a time zone.
+        spares: whether every service would still be served without that node; asked of the idlest few, of which it looks at all pods.
+    """
     name, everyone = pool.metadata.name, tuple(nodes)
     wanted = {loan.pool: loan for loan in pool.spec.lend or () if loan.pool != name}
     lent = _lent_by(name, everyone)
@@ -59,7 +70,8 @@ def plan_loan(pool: NPUPool, nodes: Iterable[NodeFacts], now: datetime) -> Assig
                 return Assignment(back.node.name, name, None)
         elif len(out) < count and not any(_is_moving(node) for node in everyone if _is_of(name, node)):
             free = (node for node in everyone if _is_of(name, node) and node.assigned in {"", name} and node.ready and node.schedulable)
-            chosen = min(free, key=lambda node: (node.held, node.name), default=None)
+            idlest = sorted(free, key=lambda node: (node.held, node.name))[:MOST_ASKED]
+            chosen = next((node for node in idlest if node.held == 0 or spares(node.name)), None)
             if chosen is not None:
                 stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
                 return Assignment(chosen.name, target, f"{name} {target} {stamp}")

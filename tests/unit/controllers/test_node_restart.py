@@ -32,7 +32,7 @@ async def evictions(bed: Bed, *seconds: int) -> list[str]:
 
 async def test_a_restart_that_a_disruption_budget_refused_is_asked_for_until_the_pod_is_gone() -> None:
     pod = served(POD)
-    bed = Bed(a_service("chat"), pod, a_map())
+    bed = Bed(a_service("chat"), pod, served("chat-engine-5d9f-bbbbb", node="npu-1"), a_map())
     await bed.look()
     bed.told(facts())
     bed.edge.failing["evict"] = ApiFailure("TooManyRequests", "Cannot evict pod", key_of(pod), retryable=True)

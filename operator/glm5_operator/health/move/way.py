@@ -25,6 +25,7 @@ class Way:
         since: when that state, or the reason in it, began.
         started: when the move was first seen.
         drained: when the state Draining began; None before.
+        quiet: since when no pod that is to end is in traffic; None while one is.
         reason: why, in one CamelCase word.
         message: why, in words.
         reset: the one that was asked for last.
@@ -36,6 +37,7 @@ class Way:
     since: datetime
     started: datetime
     drained: datetime | None = None
+    quiet: datetime | None = None
     reason: str = ""
     message: str = ""
     reset: ResetRequest | None = None
@@ -53,10 +55,10 @@ def load(report: Mapping[str, Any] | None) -> Way | None:
     try:
         read = MoveReport.model_validate(report, by_alias=True, by_name=False)
         since, started = datetime.fromisoformat(read.since), datetime.fromisoformat(read.started)
-        drained = datetime.fromisoformat(read.drained) if read.drained else None
+        drained, quiet = (datetime.fromisoformat(time) if time else None for time in (read.drained, read.quiet))
     except ValueError:  # pydantic's error is one, too
         return None
-    return Way(read.origin, read.target, read.state, since, started, drained, read.reason, read.message, read.reset)
+    return Way(read.origin, read.target, read.state, since, started, drained, quiet, read.reason, read.message, read.reset)
 
 
 def dump(way: Way | None) -> dict[str, Any] | None:
@@ -70,6 +72,7 @@ def dump(way: Way | None) -> dict[str, Any] | None:
         since=_stamp(way.since),
         started=_stamp(way.started),
         drained=_stamp(way.drained) if way.drained else None,
+        quiet=_stamp(way.quiet) if way.quiet else None,
         reason=way.reason,
         message=way.message[:1024],
         reset=way.reset,

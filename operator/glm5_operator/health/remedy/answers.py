@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from glm5_operator.api.node import ResetRequest
@@ -10,7 +11,7 @@ from glm5_operator.health.remedy import policy as limits
 from glm5_operator.health.remedy.decision import Alert, Decision, Step
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from glm5_operator.health.remedy.decision import Taint
     from glm5_operator.health.remedy.memory import Memory
@@ -44,6 +45,11 @@ def seconds(length: timedelta) -> str:
 
 
 def request(memory: Memory) -> ResetRequest | None:
+def left(now: datetime, since: datetime | None, limit: timedelta) -> timedelta:
+    """What is left of that time; all of it where nobody knows since when, and never less than a second."""
+    return max(timedelta(seconds=1), limit - (now - since)) if since is not None else limit
+
+
     """The request of this memory: the same id, cards and deadline however often it is asked for."""
     if memory.state != "Resetting" or memory.since is None or memory.radius is None or not memory.id:
         return None

@@ -45,11 +45,13 @@ class Room:
             gives pods to end, for a card in alarm may still serve and nobody else does. Count them under that lock too.
         quiet: `namespace/pod` of pods here that are out of traffic by our hand, read from the pods themselves: what a status that was
             lost, or an operator that died between two writes, left behind is put right by it.
+        bare: `namespace/pod` of pods here without a controller: nobody makes them anew, so they aren't asked to end for a mere restart.
     """
 
     others: int = 0
     last: frozenset[str] = frozenset()
     quiet: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from glm5_operator.health.remedy import radius
-from glm5_operator.health.remedy.answers import answer, quarantine
+from glm5_operator.health.remedy.answers import answer, elapsed, left, quarantine
 from glm5_operator.health.remedy.decision import Alert, Decision, Step
-from glm5_operator.health.remedy.out_of_service import LATER, SOON, begin, found_resetting
+from glm5_operator.health.remedy.out_of_service import LATER, SELDOM, SOON, begin, found_resetting
 from glm5_operator.health.remedy.situation import BAD, Situation
 from glm5_operator.health.types import Grade
 
@@ -26,7 +26,9 @@ def watching(s: Situation, memory: Memory) -> Decision:
     if len(decision.memory.remedies) > s.policy.remedies:
         return quarantine(memory, s.now, "TooManyRemedies", f"{s.told(*Grade)}: again and again within the window", faulty=s.cards(*Grade))
     decision = replace(decision, return_to_traffic=tuple(sorted(s.room.quiet)))
-    if not (restart := _still_to_restart(s, decision.memory)):
+    kept = _kept(s, decision.memory)
+    restart = tuple(pod for pod in _still_to_restart(s, decision.memory) if pod not in kept)
+    if not (restart or kept):
         return decision
     return replace(decision, restart=restart, requeue_after=decision.requeue_after or LATER)
 
@@ -37,20 +39,46 @@ def _still_to_restart(s: Situation, memory: Memory) -> tuple[str, ...]:
     return tuple(name for name in (pod.rpartition("/")[0] for pod in memory.restarting) if name in sick)
 
 
+def _kept(s: Situation, memory: Memory) -> tuple[str, ...]:
+    """Of these the last ones of their services in traffic: they stay as long as pods have to end, for their card may still serve."""
+    if memory.dry_run or elapsed(s.now, memory.since, s.policy.drain):
+        return ()
+    return tuple(pod for pod in _still_to_restart(s, memory) if pod in s.room.last)
+
+
 def _restart(s: Situation, memory: Memory) -> Decision:
     cards = tuple(card for card in s.cards(Grade.RESTART_ENGINE) if card not in memory.restarted)
-    message = f"{s.told(Grade.RESTART_ENGINE)}: the pods on it start anew"
+    pods = [pod for pod in s.sitting(cards) if pod not in s.room.bare]
     memory = replace(
-        memory.to(s.now, "Suspect", "EngineRestarted", message),
+        memory,
         since=s.now,
         faulty=s.cards(Grade.RESTART_ENGINE),
         restarted=tuple(sorted({*memory.restarted, *cards})),
-        restarting=tuple(sorted({*memory.restarting, *(f"{pod}/{s.node.uids.get(pod, '')}" for pod in s.sitting(cards))})),
+        restarting=tuple(sorted({*memory.restarting, *(f"{pod}/{s.node.uids.get(pod, '')}" for pod in pods)})),
         remedies=(*memory.remedies, s.now),
         healthy_since=None,
     )
-    alerts = (Alert("EngineRestarted", message),)
-    return answer(memory, Step.RESTART_ENGINE, alerts=alerts, requeue_after=SOON)
+    decision = _engines(s, memory)
+    return replace(decision, alerts=(Alert(decision.reason, decision.message),), requeue_after=SOON)
+
+
+def _engines(s: Situation, memory: Memory) -> Decision:
+    """What becomes of the pods on cards that ask for a restart."""
+    told, kept = s.told(Grade.RESTART_ENGINE), _kept(s, memory)
+    bare = [pod for pod in s.sitting(s.cards(Grade.RESTART_ENGINE)) if pod in s.room.bare]
+    alone = f"pod {bare[0]} has no controller that would make it anew, and is left alone: delete it, and make it anew" if bare else ""
+    if kept:
+        message = (
+            f"{told}: pod {kept[0]} is the last one of its service in traffic, and starts anew once another serves, or the time is over"
+        )
+        after = min(SELDOM, left(s.now, memory.since, s.policy.drain))
+        return answer(memory.to(s.now, "Suspect", "LastReplica", message), Step.WAIT, requeue_after=after)
+    if bare and not memory.restarting and memory.reason not in {"EngineRestarted", "LastReplica"}:
+        return answer(memory.to(s.now, "Suspect", "NotRestarted", f"{told}: {alone}"), Step.ALERT, requeue_after=LATER)
+    message = f"{told}: the pods on it start anew" + (f"; {alone}" if alone else "")
+    alerts = (Alert("EngineRestarted", message),) if memory.reason == "LastReplica" else ()
+    step = Step.RESTART_ENGINE if memory.restarting else Step.WAIT
+    return answer(memory.to(s.now, "Suspect", "EngineRestarted", message), step, alerts=alerts, requeue_after=LATER)
 
 
 def _suspect(s: Situation, memory: Memory) -> Decision:
@@ -65,7 +93,7 @@ def _suspect(s: Situation, memory: Memory) -> Decision:
     if stays_away:
         message = f"{s.told(Grade.NO_NEW_PODS)}: no new pods"
         return answer(memory.to(s.now, "Suspect", "NoNewPods", message), Step.ALERT, alerts=(Alert("NoNewPods", message),))
-    return answer(memory.to(s.now, "Suspect", "EngineRestarted", memory.message), Step.WAIT, requeue_after=LATER)
+    return _engines(s, memory)
 
 
 def _calm(s: Situation, memory: Memory) -> Decision:

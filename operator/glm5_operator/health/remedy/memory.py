@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
 
 from glm5_operator.api.node import MOST_REMEDIES, HotCard, Radius, RemedyEntry, RemedyReport, RemedyState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOST_TIMES: Final = 64
 MOST_TEXT: Final = 1000
@@ -80,6 +85,14 @@ class Memory:
             history = (*history, Entry(now, state, reason, message))[-MOST_REMEDIES:]
         since = now if moved else self.since
         return replace(self, state=state, since=since, reason=reason, message=message, history=history)
+
+
+def read(remedy: Mapping[str, Any] | None) -> RemedyReport | None:
+    """`status.remedy` as a report; None for none, and for one that can't be read: it is as good as lost."""
+    try:
+        return RemedyReport.model_validate(remedy, by_alias=True, by_name=False) if remedy else None
+    except ValidationError:
+        return None
 
 
 def load(report: RemedyReport | None) -> Memory:

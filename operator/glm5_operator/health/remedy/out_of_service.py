@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from glm5_operator.health.remedy import policy as limits
 from glm5_operator.health.remedy import radius
-from glm5_operator.health.remedy.answers import answer, elapsed, quarantine, request, seconds
+from glm5_operator.health.remedy.answers import answer, elapsed, left, quarantine, request, seconds
 from glm5_operator.health.remedy.decision import Alert, Decision, Step
 from glm5_operator.health.remedy.situation import BAD, Plan, Situation
 from glm5_operator.health.types import Grade
@@ -65,8 +65,11 @@ def quiescing(s: Situation, memory: Memory) -> Decision:
         after = LATER if s.room.last else SELDOM
         return replace(_quiesce(s, memory, plan, "NoRoom", requeue_after=after), step=Step.WAIT)
     kept = set(plan.pods) & s.room.last
-    if kept and not (memory.reason == "LastReplica" and elapsed(s.now, memory.reason_since, s.policy.drain)):
-        return replace(_quiesce(s, memory, plan, "LastReplica", all_pods=True), step=Step.WAIT)
+    waiting_since = memory.reason_since if memory.reason == "LastReplica" else None
+    if kept and not elapsed(s.now, waiting_since, s.policy.drain):
+        # The controller wakes it when another node serves, too.
+        after = min(SELDOM, left(s.now, waiting_since, s.policy.drain))
+        return replace(_quiesce(s, memory, plan, "LastReplica", all_pods=True, requeue_after=after), step=Step.WAIT)
     if plan.pods and not kept and not set(plan.pods) <= set(memory.quieted):
         return _quiesce(s, memory, plan, "Quieting", all_pods=True)
     if plan.pods and not elapsed(s.now, memory.reason_since, limits.SETTLE):
