@@ -1,4 +1,4 @@
-"""`make demo` and `make demo-down`: a real Kubernetes, the operator from its chart, a served model, which then learns something.
+"""`make demo` and `make demo-down`: a real Kubernetes, the operator from its chart, a served model, which then learns; a card that heals.
 
 Prints what it does step by step, and at the end how to look around. Everything it does is in steps.py and site.py.
 """
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import httpx
 import typer
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from demo import show, steps, training
+from demo import healing, show, steps, training
 from demo import site as places
 from demo.owned import Operator
 from demo.site import Site
@@ -62,6 +63,7 @@ def up() -> None:
     _ask(place)
     console.rule(f"served after {time.monotonic() - begin:.0f} s; second act: GLM5FinetuneJob")
     _train(place)
+    _heal(place)
     _how_to_go_on(place, operator, time.monotonic() - begin)
 
 
@@ -152,6 +154,21 @@ def _train(place: Site) -> None:
     training.require_learned(before, after)
 
 
+def _heal(place: Site) -> None:
+    """The third act: an imitated card fails, and the operator heals its node while it is watched."""
+    if place.kind is None:
+        return
+    console.rule("third act: a sick card")
+    node = healing.idle_node(place)
+    if node is None:
+        console.print(healing.NO_IDLE_NODE, markup=False, highlight=False)
+        return
+    with _step(f"card {healing.CARD} of node {node.name} fails; the operator resets it and brings the node back"):
+        healing.fail_card(place, node)
+        healing.follow(place, node, lambda step: console.print(healing.line(step), markup=False, highlight=False))
+    console.print(place.kubectl("get", "ascendnodes"), highlight=False, markup=False)
+
+
 def _answers(place: Site) -> dict[str, str]:
     """What the service answers now to the questions of the second act."""
     with _service(place) as url:
@@ -177,6 +194,7 @@ def _how_to_go_on(place: Site, operator: Operator, seconds: float) -> None:
         ("understand", f"kubectl describe glm5 {steps.SERVICE} {namespace}"),
         ("talk", f"kubectl port-forward {namespace} svc/{steps.SERVICE}-api 8000  # start it again after `break it`"),
         ("", ASK),
+        ("cards", f"glm5 nodes  # also: glm5 pools, glm5 doctor{'; docs/health.md says how to make one sick' if place.kind else ''}"),
         ("metrics", "curl localhost:8000/metrics  # the engine's, while that port-forward runs"),
         ("", f"kubectl port-forward -n {operator.namespace} deploy/{operator.deployment} 8080  # then localhost:8080/metrics"),
         *(_training(place)),
@@ -195,11 +213,13 @@ def _training(place: Site) -> Iterator[tuple[str, str]]:
 
 
 def _access(place: Site) -> Iterator[tuple[str, str]]:
-    """What a shell needs before it can look: the kubeconfig, and the programs unless it has them."""
+    """What a shell needs before it can look: the kubeconfig, kubectl and helm unless it has them, and `glm5` of this environment."""
     if place.kubeconfig is not None:
         yield "first", f"export KUBECONFIG={place.kubeconfig}"
-    if shutil.which("kubectl") != str(place.kubectl_path):
-        yield "" if place.kubeconfig else "first", f"export PATH={place.kubectl_path.parent}:{place.helm_path.parent}:$PATH"
+    missing = [] if shutil.which("kubectl") == str(place.kubectl_path) else [place.kubectl_path.parent, place.helm_path.parent]
+    # Last: a shell's own python stays what it was.
+    path = ":".join([*map(str, missing), "$PATH", str(Path(sys.executable).parent)])
+    yield "" if place.kubeconfig else "first", f"export PATH={path}"
 
 
 @contextmanager
