@@ -39,17 +39,17 @@ def elapsed(now: datetime, since: datetime | None, limit: timedelta) -> bool:
     return since is not None and now - since >= limit
 
 
+def left(now: datetime, since: datetime | None, limit: timedelta) -> timedelta:
+    """What is left of that time; all of it where nobody knows since when, and never less than a second."""
+    return max(timedelta(seconds=1), limit - (now - since)) if since is not None else limit
+
+
 def seconds(length: timedelta) -> str:
     """A length of time for people."""
     return f"{int(length.total_seconds())} s"
 
 
 def request(memory: Memory) -> ResetRequest | None:
-def left(now: datetime, since: datetime | None, limit: timedelta) -> timedelta:
-    """What is left of that time; all of it where nobody knows since when, and never less than a second."""
-    return max(timedelta(seconds=1), limit - (now - since)) if since is not None else limit
-
-
     """The request of this memory: the same id, cards and deadline however often it is asked for."""
     if memory.state != "Resetting" or memory.since is None or memory.radius is None or not memory.id:
         return None
