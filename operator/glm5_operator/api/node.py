@@ -154,6 +154,8 @@ class MoveReport(StatusModel):
     """When the move began."""
     drained: _Time | None = None
     """When draining began."""
+    quiet: _Time | None = None
+    """Since when no pod that is asked to end is in traffic; absent while one is."""
     reason: Annotated[str, Field(max_length=128)] = ""
     """Why, in one CamelCase word."""
     message: _Text = ""
@@ -168,8 +170,6 @@ class AscendNodeStatus(StatusModel):
     facts: NodeFactsReport | None = None
     """What the node agent has read. Written by the agent."""
     resets: Annotated[tuple[ResetReport, ...], Field(strict=False, max_length=MOST_RESETS)] | None = None
-    quiet: _Time | None = None
-    """Since when no pod that is asked to end is in traffic; absent while one is."""
     """The newest resets, oldest first. Written by the agent."""
     remedy: RemedyReport | None = None
     """What is being done about it. Written by the operator."""
