@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 from glm5_operator.api import names
 from glm5_operator.controllers.auditing import Auditor
 from glm5_operator.controllers.facts import Facts
-from glm5_operator.controllers.pool import PoolController
+from glm5_operator.controllers.pool import ABREAST, PoolController
 from glm5_operator.kube import ApiFailure, Applier, Cache, Events, Key, Outcome, OutcomeKind
 from glm5_operator.plan.facts import Site
 from glm5_operator.plan.pool_audit import Exempt
@@ -32,6 +33,7 @@ class Edge:
     status: Json = field(default_factory=dict)
     daemon_sets: list[Json] = field(default_factory=list)
     reads: int = 0
+    at_once: asyncio.Barrier | None = None
 
     async def read(self) -> list[Json]:
         self.reads += 1
@@ -45,6 +47,8 @@ class Edge:
         self.written.append((node["metadata"]["name"], labels[names.POOL_LABEL]))
         if self.meanwhile:
             self.cache.put(self.meanwhile)
+        if self.at_once is not None:
+            await self.at_once.wait()
         return self.failure
 
 
@@ -90,6 +94,16 @@ async def test_a_node_that_can_not_be_let_go_is_tried_again() -> None:
     edge = Edge(a_cache(labelled("a", "inference")), failure=refused)
 
     assert (await reconcile(edge)).kind is OutcomeKind.RETRY
+
+
+async def test_several_nodes_are_written_to_at_the_same_time_but_not_all() -> None:
+    nodes = [labelled(f"n{number}", "inference") for number in range(3 * ABREAST)]
+    edge = Edge(a_cache(*nodes), at_once=asyncio.Barrier(ABREAST))
+
+    async with asyncio.timeout(20):
+        assert await reconcile(edge) == Outcome.done()
+
+    assert len(edge.written) == 3 * ABREAST
 
 
 def ready(edge: Edge) -> str:
