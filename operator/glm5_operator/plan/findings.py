@@ -5,15 +5,19 @@ Called by sizing and planning. One function a reason, so that the wording stays 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.product import GB
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
+    from datetime import datetime
 
     from glm5_operator.plan.recipe import Layout, Recipe
+
+RESET_RUNS: Final = "ResetRuns"
+"""Reason of a warning that is an Event, too."""
 
 # --- the pool ---------------------------------------------------------------------------------------------------------------
 
@@ -122,6 +126,18 @@ def daemon_sets_kept_away(keys: Iterable[str], daemonsets: Iterable[str]) -> Fin
     who, what = ", ".join(daemonsets), " and ".join(keys)
     message = f"nodes that are treated or moved lose the pods of these DaemonSets at their next update, until they tolerate {what}: {who}"
     return Finding("DaemonSetsKeptAway", message)
+
+
+def reset_runs(nodes: Mapping[str, datetime]) -> Finding:
+    """A warning of a pool: nodes that it is to let go of or to get, and until when at most their cards are being reset."""
+    ends = ", ".join(f"{node} (by {end:%Y-%m-%dT%H:%M:%SZ} at the latest)" for node, end in sorted(nodes.items()))
+    return Finding(RESET_RUNS, f"until the reset of their cards is over, nodes keep the label of the pool that had them: {ends}")
+
+
+def none_to_lend(nodes: Iterable[str]) -> Finding:
+    """A warning of a pool: it lends nothing now."""
+    what = f"no node is lent, since a service would lose its last replica in traffic: {', '.join(nodes)}"
+    return Finding("NoneToLend", f"{what}; give these services another replica on another node")
 
 
 # --- the model --------------------------------------------------------------------------------------------------------------
