@@ -167,22 +167,79 @@ def test_cards_of_an_init_container_or_of_the_last_of_many_containers_count(bare
     assert "must name its pool" in _refusal(bare, a_pod("prod", containers=[*plain, wants]))
 
 
-def test_cards_taken_past_kubernetes_are_refused_even_in_an_open_pool(bare: Kube) -> None:
+VISIBLE = "ASCEND_VISIBLE_DEVICES"
+PLUGINS = {"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['huawei.com/Ascend910']"}}}
+"""What Volcano's jobs have: the annotation is the scheduler's."""
+TAKEN = [
+    {"value": "0-7"},
+    {"value": "$(CARDS)"},
+    {"valueFrom": {"configMapKeyRef": {"name": "cards", "key": "all"}}},
+    {"valueFrom": {"secretKeyRef": {"name": "cards", "key": "all"}}},
+    {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    {"valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['example.com/huawei.com-Ascend910']"}}},
+    {"valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+]
+
+
+def a_container(*env: Json, cards: bool = True) -> Json:
+    return {"name": "main", "image": "i:1", "env": [*env], "resources": {"limits": {RESOURCE: "1"}} if cards else {}}
+
+
+@pytest.mark.parametrize("how", TAKEN, ids=str)
+def test_cards_taken_past_kubernetes_are_refused_even_in_an_open_pool(bare: Kube, how: Json) -> None:
     """The Ascend Docker Runtime mounts what that variable names, whatever was allocated."""
-    container = {"name": "main", "image": "i:1", "env": [{"name": "ASCEND_VISIBLE_DEVICES", "value": "0-7"}]}
+    container = a_container({"name": VISIBLE, **how})
     assert "Kubernetes didn't give" in _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=[container]))
-    # Volcano's jobs have it from the annotation that the scheduler writes.
-    given = {"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['huawei.com/Ascend910']"}}}
-    fine = {**container, "env": [given], "resources": {"limits": {RESOURCE: "1"}}}
-    assert _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=[fine])) == ""
+    init = {**container, "name": "init", "resources": {}}
+    assert "Kubernetes didn't give" in _refusal(bare, a_pod("prod", nodeSelector=POOL, initContainers=[init]))
+    alone = {**container, "resources": {}}
+    assert "Kubernetes didn't give" in _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=[alone]))
 
 
-def test_a_pod_as_large_as_the_server_takes_is_judged_as_any(bare: Kube) -> None:
-    """The rules have a budget of steps; a pod of seventy thousand variables stays inside."""
-    env = [{"name": f"V{number}", "value": "x"} for number in range(1200)]
-    crowd = [{"name": f"c-{number}", "image": "i:1", "env": env} for number in range(60)]
-    crowd[-1] = {**crowd[-1], "resources": {"limits": {RESOURCE: "1"}}}
-    assert "must name its pool" in _refusal(bare, a_pod("prod", containers=crowd))
+@pytest.mark.parametrize("key", ["huawei.com/Ascend910", "huawei.com/AscendReal", "huawei.com/npu"])
+def test_cards_may_come_from_the_plugins_annotation_in_a_pod_that_asks_for_cards_and_leaves_it_to_the_plugin(bare: Kube, key: str) -> None:
+    given = {"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}}
+    sidecar = {**a_container(given, cards=False), "name": "sidecar"}
+    fine = a_pod("prod", nodeSelector=POOL, containers=[a_container(given), sidecar])
+    assert _refusal(bare, fine) == ""
+    assert "Kubernetes didn't give" in _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=[sidecar]))
+    fine["metadata"]["annotations"] = {key: "Ascend910-0,Ascend910-1"}
+    assert "Kubernetes didn't give" in _refusal(bare, fine)
+
+
+def test_a_pod_that_wants_no_cards_may_say_so_and_may_take_all_of_a_config_map(bare: Kube) -> None:
+    """What is in the map isn't known here, nor whether the pod comes to a node with cards: what it takes there the audit finds."""
+    nothing = a_container({"name": VISIBLE, "value": "void"}, {"name": VISIBLE, "value": ""}, {"name": VISIBLE}, cards=False)
+    nothing["envFrom"] = [{"configMapRef": {"name": "settings"}}, {"prefix": "ASCEND_", "configMapRef": {"name": "settings"}}]
+    assert _refusal(bare, a_pod("dev", containers=[nothing])) == ""
+
+
+@pytest.mark.parametrize("how", [*TAKEN, {"valueFrom": PLUGINS["valueFrom"]}], ids=str)
+def test_a_container_for_debugging_takes_no_cards_either(bare: Kube, how: Json) -> None:
+    made = bare.create(a_pod("dev", resource=""))["metadata"]["name"]
+    debugger = {"name": "debugger", "image": "busybox:1", "env": [{"name": VISIBLE, **how}]}
+
+    def refusal(container: Json) -> str:
+        path = bare.path("Pod", "dev", made, "ephemeralcontainers")
+        headers = {"Content-Type": "application/strategic-merge-patch+json"}
+        patch = {"spec": {"ephemeralContainers": [container]}}
+        answer = bare.http.patch(path, params={"dryRun": "All"}, json=patch, headers=headers)
+        return "" if answer.is_success else str(answer.json()["message"])
+
+    assert "Kubernetes didn't give" in refusal(debugger)
+    assert refusal({**debugger, "env": []}) == "", "and no pool is asked for, nor a node forbidden"
+    bare.delete("Pod", "dev", made)
+
+
+def test_a_pod_with_more_variables_than_can_be_looked_through_is_refused(bare: Kube) -> None:
+    """The rules have a budget of steps, and what goes beyond it passes: so who hides the variable among so many is refused unseen."""
+    env = [{"name": f"V{number}", "value": "x"} for number in range(1000)]
+    crowd = [{"name": f"c-{number}", "image": "i:1", "env": env} for number in range(5)]
+    crowd[-1] = {**crowd[-1], "env": [*env, {"name": VISIBLE, "value": "0-7"}]}
+    assert "more than 5000 environment variables" in _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=crowd))
+    # As many as are looked through, and of the kind that takes longest: what isn't found here was beyond the budget.
+    most = a_container(*[PLUGINS] * 4999, {"name": VISIBLE, "value": "0-7"})
+    assert "Kubernetes didn't give" in _refusal(bare, a_pod("prod", nodeSelector=POOL, containers=[most]))
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
