@@ -18,6 +18,7 @@ from glm5_runtime.train import command
 from glm5_runtime.train.checkpoint import Checkpoints
 from glm5_runtime.train.config import read_config
 from glm5_runtime.train.progress import Lines
+from tests.runtime.train.distributed.test_launcher import free_port
 from tests.runtime.train.distributed.together import together
 from tests.runtime.train.test_command import ending, write_run
 
@@ -88,10 +89,34 @@ def test_a_run_of_real_processes_goes_on_after_kill_9_of_a_rank_and_names_it(tmp
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
+def test_of_two_nodes_one_is_told_to_end_and_both_end_after_the_same_step_with_a_checkpoint_of_it(tmp_path: Path) -> None:
+    """As when one pod of an attempt is evicted: two launchers, and no checkpoint but the one that is asked for."""
+    config = write_run(tmp_path, training={"steps": 5000}, checkpoint={"every_steps": 5000})
+    port = free_port()
+
+    with launched(config, node=0, port=port) as first, launched(config, node=1, port=port) as second:
+        until(first, "step 3/5000")
+        second.terminate()
+        first.communicate(timeout=LIMIT)
+        second.communicate(timeout=LIMIT)
+
+    assert (first.returncode, second.returncode) == (143, 143)
+    told = [json.loads((tmp_path / f"end-{node}.json").read_text()) for node in (0, 1)]
+    assert [each["outcome"] for each in told] == ["Interrupted", "Interrupted"]
+    newest = Checkpoints(read_config(config).checkpoint.directory, 3).newest()
+    assert newest is not None
+    assert newest.step >= 3
+    assert [each["step"] for each in told] == [newest.step, newest.step]
+
+
 @contextmanager
-def launched(config: Path) -> Iterator[subprocess.Popen[str]]:
-    arguments = [sys.executable, "-m", "glm5_runtime.cli", "train", "--config", str(config), "--result", str(config.with_suffix(".json"))]
+def launched(config: Path, node: int | None = None, port: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Two ranks of this machine; with `node` and `port` the one of one of two nodes, which ends with `end-NODE.json`."""
+    result = config.with_suffix(".json") if node is None else config.with_name(f"end-{node}.json")
+    arguments = [sys.executable, "-m", "glm5_runtime.cli", "train", "--config", str(config), "--result", str(result)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NPROC_PER_NODE": "2", "MASTER_PORT": ""}
+    if node is not None:
+        environment |= {"NPROC_PER_NODE": "1", "NNODES": "2", "NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
