@@ -40,6 +40,9 @@ HEALTH_TAINT: Final = f"{GROUP}/health"
 RELEASE_ANNOTATION: Final = f"{GROUP}/release"
 """On an AscendNode: a person takes it out of quarantine. Its value names who and why; the operator takes it off when it has obeyed."""
 
+COMPUTE_CHECK_LABEL: Final = f"{GROUP}/compute-check"
+"""On the pod that checks the cards of a node by computing, before the node returns from a remedy: the node, hashed where it is long."""
+
 REAL_ANNOTATION: Final = "huawei.com/AscendReal"
 """On a pod: the devices that Ascend's plugin mounted."""
 
@@ -72,6 +75,7 @@ FINETUNE_APP_NAME: Final = "glm5-finetune"
 COMPONENT_TRAINING: Final = "training"
 COMPONENT_EVALUATION: Final = "evaluation"
 COMPONENT_CHECK: Final = "check"
+COMPONENT_COMPUTE_CHECK: Final = "compute-check"
 COMPONENT_NODE_AGENT: Final = "node-agent"
 """Of the pods of the agent's DaemonSet: whether the one of a node is ready says whether its facts can be believed."""
 PART_OF: Final = "glm5"
@@ -187,6 +191,22 @@ def check_name(job: str) -> str:
 def check_labels(job: str) -> dict[str, str]:
     """As of every child of a fine-tuning job, but the component: no attempt of its training is meant."""
     return {**finetune_labels(job), APP_COMPONENT_LABEL: COMPONENT_CHECK}
+
+
+def compute_check_name(node: str, check: str) -> str:
+    """Name of the pod of one compute check of a node."""
+    return child_name(node, f"check-{check}")
+
+
+def compute_check_labels(node: str) -> dict[str, str]:
+    """The labels of that pod."""
+    return {
+        COMPUTE_CHECK_LABEL: fit(node),
+        APP_NAME_LABEL: PART_OF,
+        APP_COMPONENT_LABEL: COMPONENT_COMPUTE_CHECK,
+        APP_PART_OF_LABEL: PART_OF,
+        APP_MANAGED_BY_LABEL: MANAGED_BY,
+    }
 
 
 def evaluation_name(job: str) -> str:
