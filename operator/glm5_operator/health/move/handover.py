@@ -157,7 +157,7 @@ class _Leaving:
 
 def _leaving(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, now: datetime) -> _Leaving:
     began = way.drained or way.since
-    kept = _last_here(node, wanted) if now - began < policy.drain else ()
+    kept = _last_here(node, wanted) if wanted.lent or now - began < policy.drain else ()
     going = tuple(pod for pod in node.pods if pod not in kept)
     quiet = None if wanted.serving & set(going) else way.quiet or now
     settled = quiet is not None and now - quiet >= SETTLE
