@@ -7,17 +7,17 @@ cache.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from glm5_operator.api import names
 from glm5_operator.health.remedy.decision import OUT_OF_SERVICE
+from glm5_operator.health.types import Grade, Trust
 from glm5_operator.kube import kinds
-from glm5_operator.metrics import Column
 from glm5_operator.status.node import trouble_began
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
     from glm5_operator.health.remedy.decision import Decision
@@ -26,20 +26,25 @@ if TYPE_CHECKING:
     from glm5_operator.kube import Cache
     from glm5_operator.metrics import Metrics
 
-_MIB: Final = 2**20
-_CARD: Final[dict[str, Column]] = {
-    "health": Column("glm5_card_health", "1 for a card without a fault that asks for anything, 0 for one with such a fault or missing."),
-    "temperature": Column("glm5_card_temperature_celsius", "As the node agent read it last; npu-exporter's npu_chip_info_temperature."),
-    "utilisation": Column("glm5_card_utilisation_percent", "AI cores in use; npu-exporter's npu_chip_info_utilization."),
-    "memory": Column("glm5_card_memory_used_bytes", "HBM in use; npu-exporter's npu_chip_info_hbm_used_memory, which is in MB."),
-}
+_WELL: Final = frozenset({None, Grade.NOTE})
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
+    """What is counted of a node, and no more: single cards are told by its agent's own metrics.
+
+    Attributes:
+        reported: cards that its agent has told of; whoever scrapes should find as many.
+        cards: how many are in which health.
+        fresh: by source, whether its facts can be believed; None until it was looked at.
+    """
+
     pool: str
     state: str
-    health: NodeHealth | None = None
+    dry: bool
+    reported: int
+    cards: Mapping[str, int] = field(default_factory=dict)
+    fresh: tuple[str, bool] | None = None
 
 
 class Remedies:
@@ -49,12 +54,26 @@ class Remedies:
         self._metrics = metrics
         self._nodes: dict[str, _Node] | None = None
         metrics.live_gauge(
-            "glm5_nodes_in_remedy", "Nodes by pool and state of their remedy.", ["pool", "state"], lambda: _counted(self._known())
+            "glm5_nodes_in_remedy",
+            "Nodes by pool and state of their remedy; dry: it only says what it would do.",
+            ["pool", "state", "dry"],
+            lambda: _totals(((node.pool, node.state, _word(node.dry)), 1) for node in self._known().values()),
+        )
+        metrics.live_gauge(
+            "glm5_cards",
+            "Cards by pool and health, of whichever source is believed: Well, Faulty (a fault asks for something), Missing, Unknown.",
+            ["pool", "health"],
+            lambda: _totals(((node.pool, health), count) for node in self._known().values() for health, count in node.cards.items()),
+        )
+        metrics.live_gauge(
+            "glm5_node_cards",
+            "Cards that a node's agent has told of, missing ones too: as many should have series.",
+            ["node"],
+            lambda: {(name,): float(node.reported) for name, node in self._known().items()},
         )
         metrics.live_gauge(
             "glm5_node_facts_fresh", "1 for a node whose cards' facts can be believed.", ["node", "source"], lambda: dict(self._fresh())
         )
-        metrics.live_table(_CARD.values(), ("node", "card"), self._cards)
 
     def learn(self, cache: Cache) -> None:
         """At the first look of a new leader: what the last one left."""
@@ -65,9 +84,10 @@ class Remedies:
             name = ascend_node["metadata"]["name"]
             node = cache.get(kinds.NODE.name, "", name) or {"metadata": {}}
             pool = (node["metadata"].get("labels") or {}).get(names.POOL_LABEL)
-            state = ((ascend_node.get("status") or {}).get("remedy") or {}).get("state")
-            if pool and state:
-                self._nodes[name] = _Node(pool, state)
+            status = ascend_node.get("status") or {}
+            remedy, facts = status.get("remedy") or {}, status.get("facts") or {}
+            if pool and remedy.get("state"):
+                self._nodes[name] = _Node(pool, remedy["state"], bool(remedy.get("dryRun")), len(facts.get("cards") or ()))
 
     def out_of_service(self, pool: str, besides: str) -> int:
         """Other nodes of the pool that a remedy has taken out of service."""
@@ -87,13 +107,13 @@ class Remedies:
         after = decision.memory
         self._measure(health, before, decision, now)
         if self._nodes is not None:
-            self._nodes[health.name] = _Node(pool, after.state, health)
+            self._nodes[health.name] = _node(pool, after, health)
         return self.waiting(pool) if before.state in OUT_OF_SERVICE and after.state not in OUT_OF_SERVICE else ()
 
     def _measure(self, health: NodeHealth, before: Memory, decision: Decision, now: datetime) -> None:
         after = decision.memory
         if (before.state, before.reason) != (after.state, after.reason):
-            self._metrics.remedy_steps.labels(decision.step.value, after.reason, "true" if after.dry_run else "false").inc()
+            self._metrics.remedy_steps.labels(decision.step.value, after.reason, _word(after.dry_run)).inc()
         if before.state == "Resetting" and after.state != "Resetting":
             told = health.reset if health.reset is not None and health.reset.id == before.id else None
             self._metrics.resets.labels(told.state if told else "Unanswered").inc()
@@ -108,25 +128,31 @@ class Remedies:
 
     def _fresh(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for name, node in self._known().items():
-            if node.health is not None:
-                yield (name, node.health.source.value), float(node.health.trust == "Fresh")
-
-    def _cards(self) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
-        for name, node in self._known().items():
-            for card in node.health.cards if node.health else ():
-                yield (name, str(card.physical)), {_CARD[field].name: value for field, value in _numbers(card).items()}
+            if node.fresh is not None:
+                source, fresh = node.fresh
+                yield (name, source), float(fresh)
 
 
-def _numbers(card: CardHealth) -> dict[str, float]:
-    """What isn't known is left out."""
-    found = {
-        "health": None if not (card.known or card.missing) else float(not card.missing and card.grade in {None, "Note"}),
-        "temperature": card.temperature,
-        "utilisation": card.utilisation,
-        "memory": None if card.memory_used is None else card.memory_used * _MIB,
-    }
-    return {name: float(value) for name, value in found.items() if value is not None}
+def _node(pool: str, memory: Memory, health: NodeHealth) -> _Node:
+    reported = len(health.cards) if health.measured is not None else 0  # MindCluster names cards too, where no agent has told of any
+    fresh = (health.source.value, health.trust is Trust.FRESH)
+    return _Node(pool, memory.state, memory.dry_run, reported, Counter(_health(card) for card in health.cards), fresh)
 
 
-def _counted(nodes: Mapping[str, _Node]) -> Mapping[tuple[str, ...], float]:
-    return {key: float(count) for key, count in Counter((node.pool, node.state) for node in nodes.values()).items()}
+def _health(card: CardHealth) -> str:
+    if card.missing:
+        return "Missing"
+    if not card.known:
+        return "Unknown"
+    return "Well" if card.grade in _WELL else "Faulty"
+
+
+def _word(dry: bool) -> str:
+    return "true" if dry else "false"
+
+
+def _totals(found: Iterable[tuple[tuple[str, ...], int]]) -> Mapping[tuple[str, ...], float]:
+    totals: Counter[tuple[str, ...]] = Counter()
+    for labels, count in found:
+        totals[labels] += count
+    return {labels: float(total) for labels, total in totals.items()}

@@ -167,8 +167,10 @@ def test_steps_and_alerts_are_events_once_and_metrics_count_them(operated: Opera
     assert len(told()) <= 8
     assert "FactsUnavailable" not in told(), "an agent that has just come hasn't reported yet"
     metrics = operated.operator.get("/metrics").text
-    assert f'glm5_nodes_in_remedy{{pool="{agent.node.rsplit("-", 1)[0]}",state="Quarantined"}} 1.0' in metrics
-    assert f'glm5_card_health{{card="2",node="{agent.node}"}} 0.0' in metrics
+    pool = agent.node.rsplit("-", 1)[0]
+    assert f'glm5_nodes_in_remedy{{dry="false",pool="{pool}",state="Quarantined"}} 1.0' in metrics
+    assert f'glm5_cards{{health="Faulty",pool="{pool}"}} 1.0' in metrics
+    assert f'glm5_node_cards{{node="{agent.node}"}} 8.0' in metrics
     assert 'glm5_resets_total{result="Succeeded"}' in metrics
     assert "glm5_fault_to_back_seconds_count" in metrics
 

@@ -143,7 +143,7 @@ async def test_whoever_ends_the_agent_while_a_tool_ends_does_end_it(
         """The last part of a call to end, and that many turns of the loop later the call is cancelled."""
         await read(stream, kept)
         await processes[0].wait()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop, of which the rest is counted
         later(turns)
 
     def later(left: int) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from glm5_operator import settings
 from glm5_operator.agent import settings as agent_settings
+from glm5_operator.agent.gauges import CardGauges
 from glm5_operator.api import names
 from glm5_operator.controllers import pool_metrics
 from glm5_operator.controllers.remedies import Remedies
@@ -25,7 +26,7 @@ AGENT = "DaemonSet/r-glm5-operator-agent"
 EVERYTHING: dict[str, Any] = {
     "replicas": 2,
     "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
-    "metrics": {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
+    "metrics": {kind: {"enabled": True} for kind in ("serviceMonitor", "podMonitor", "prometheusRule")},
     "extraEnv": [{"name": "A", "value": 1}],
     "nodeSelector": {"a": "b"},
 }
@@ -189,20 +190,47 @@ def test_without_crds_the_notes_say_what_to_apply(chart: Chart) -> None:
     assert crds(chart.render(at(("crds", "install"), value=False))) == {}
 
 
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text()) for rule in group["rules"]]
+
+
 def test_metrics_that_alerts_name_exist() -> None:
-    text = (CHART / "files" / "alerts.yaml").read_text()
-    named = set(re.findall(r"\bglm5_\w+", "\n".join(rule["expr"] for group in yaml.safe_load(text) for rule in group["rules"])))
+    expressions = "\n".join(rule["expr"] for rule in rules())
     metrics = Metrics()
     Remedies(metrics)
     pool_metrics.register(metrics, Cache())
-    exposed = {line.split()[2] for line in metrics.exposition().decode().splitlines() if line.startswith("# TYPE")}
+    pages = (metrics.exposition() + CardGauges("node-1", lambda: None).exposition()).decode()
+    exposed = {line.split()[2] for line in pages.splitlines() if line.startswith("# TYPE")}
+    named = set(re.findall(r"\bglm5_\w+", expressions))
     assert named
     assert named <= exposed
+    assert set(re.findall(r"\bglm5:\w+", expressions)) <= {rule.get("record") for rule in rules()}
+
+
+def test_rules_name_no_series_of_npu_exporter_that_its_documentation_does_not() -> None:
+    """dlug_api_004 of MindCluster; facts/ascend.md has the list."""
+    documented = {"health_status", "temperature", "utilization", "hbm_used_memory"}
+
+    assert set(re.findall(r"\bnpu_chip_info_(\w+)", "\n".join(rule["expr"] for rule in rules()))) == documented
+
+
+def test_what_is_only_said_in_a_dry_run_fires_no_alert() -> None:
+    asked = [rule["expr"] for rule in rules() if "glm5_nodes_in_remedy{" in rule["expr"]]
+
+    assert len(asked) == 2
+    assert all('dry="false"' in expression for expression in asked)
 
 
 def test_monitoring_objects_are_made_only_when_asked_for(chart: Chart) -> None:
     asked = chart.render(EVERYTHING)
     assert only(asked, "ServiceMonitor")["spec"]["endpoints"][0]["path"] == "/metrics"
+    pods = only(asked, "PodMonitor")["spec"]
+    agents = [
+        name for name, pod in pod_templates(asked).items() if pods["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ]
+    assert agents == [AGENT]
+    (port,) = pod_templates(asked)[AGENT]["spec"]["containers"][0]["ports"]
+    assert [(endpoint["port"], endpoint["path"]) for endpoint in pods["podMetricsEndpoints"]] == [(port["name"], "/metrics")]
     assert only(asked, "PrometheusRule")["spec"]["groups"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
 
 
@@ -212,6 +240,18 @@ def test_a_network_policy_that_limits_scrapes_still_lets_the_test_pod_in(chart: 
     labels = only(documents, "Pod")["metadata"]["labels"]
     selectors = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
     assert any(selector.items() <= labels.items() for selector in selectors)
+
+
+def test_agents_let_in_whoever_may_scrape_and_nobody_where_nobody_does(chart: Chart) -> None:
+    def ingress(values: dict[str, Any]) -> Any:  # noqa: ANN401 - of a rendered object
+        return only(chart.render({"networkPolicy": {"enabled": True}, **values}), "NetworkPolicy", "-agent")["spec"].get("ingress")
+
+    ports = [{"port": "probes", "protocol": "TCP"}]
+    assert ingress({}) is None
+    assert ingress({"metrics": {"podMonitor": {"enabled": True}}}) == [{"ports": ports}]
+    assert ingress({"networkPolicy": {"enabled": True, "metricsFrom": [{"podSelector": {}}]}}) == [
+        {"ports": ports, "from": [{"podSelector": {}}]}
+    ]
 
 
 def test_names_stay_inside_their_limits_for_the_longest_release_and_namespace(chart: Chart) -> None:

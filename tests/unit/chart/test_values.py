@@ -20,6 +20,8 @@ LEAVES = [path for path, value in ALL if not (isinstance(value, dict) and value)
 PREREQUISITES: dict[str, dict[str, Any]] = {
     "metrics.serviceMonitor.interval": at(("metrics", "serviceMonitor", "enabled"), value=True),
     "metrics.serviceMonitor.labels": at(("metrics", "serviceMonitor", "enabled"), value=True),
+    "metrics.podMonitor.interval": at(("metrics", "podMonitor", "enabled"), value=True),
+    "metrics.podMonitor.labels": at(("metrics", "podMonitor", "enabled"), value=True),
     "metrics.prometheusRule.labels": at(("metrics", "prometheusRule", "enabled"), value=True),
     "networkPolicy.apiServerPorts": at(("networkPolicy", "enabled"), value=True),
     "networkPolicy.progressPort": at(("networkPolicy", "enabled"), value=True),
@@ -91,6 +93,9 @@ MARKERS: dict[str, tuple[Any, str]] = {
     "metrics.serviceMonitor.enabled": (True, "kind: ServiceMonitor"),
     "metrics.serviceMonitor.interval": ("123s", '"123s"'),
     "metrics.serviceMonitor.labels": ({"marker": "x"}, "marker: x"),
+    "metrics.podMonitor.enabled": (True, "kind: PodMonitor"),
+    "metrics.podMonitor.interval": ("123s", '"123s"'),
+    "metrics.podMonitor.labels": ({"marker": "x"}, "marker: x"),
     "metrics.prometheusRule.enabled": (True, "kind: PrometheusRule"),
     "metrics.prometheusRule.labels": ({"marker": "x"}, "marker: x"),
     "networkPolicy.enabled": (True, "kind: NetworkPolicy"),
