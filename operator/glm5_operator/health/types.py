@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from glm5_operator.plan.facts import Product
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-__all__ = ["CardHealth", "Fault", "Grade", "NodeHealth", "Product", "Source", "Trust"]
+LAST_ID: Final = 1023
+"""The highest physical id that is believed: requests and reports of the API take no other."""
+
+__all__ = ["LAST_ID", "CardHealth", "Fault", "Grade", "NodeHealth", "Product", "Source", "Trust"]
 
 
 class Grade(StrEnum):

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from glm5_operator.api.node_facts import MOST_CARDS
 from glm5_operator.health.sources import levels, mindcluster
 from glm5_operator.health.sources.mindcluster_faults import Told, told, worst_first
-from glm5_operator.health.types import GRADES, CardHealth, Fault, Grade, NodeHealth, Product, ResetResult, Source, Trust
+from glm5_operator.health.types import GRADES, LAST_ID, CardHealth, Fault, Grade, NodeHealth, Product, ResetResult, Source, Trust
 from glm5_operator.plan.product import extended_resources, node_facts, resource_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 AGENT_FRESH_FOR: Final = timedelta(minutes=25)
 """Two heartbeats of the agent and then some: it writes on change, and every 10 minutes as a sign of life."""
+AGENT_AHEAD: Final = timedelta(minutes=10)
+"""How much a node's clock may be ahead of ours: of facts that are yet to come nobody can say when they are too old."""
 REMEMBERED_FOR: Final = timedelta(hours=1)
 """How long a fault in a map that is no longer written speaks against npu-smi's OK; after that the plugin counts as removed."""
 
@@ -82,7 +85,7 @@ def node_health(
         ready=facts.ready,
         hccs=report.get("hccs"),
         virtual=bool(report.get("virtual")),
-        allocations_known=agent.trust is not Trust.STALE and bool(report.get("allocationsKnown")),
+        allocations_known=agent.trust not in {Trust.STALE, Trust.CONTRADICTORY} and bool(report.get("allocationsKnown")),
         pods=tuple(sorted(map(_name, holding))),
         uids={_name(pod): str(uid) for pod in holding if (uid := pod["metadata"].get("uid"))},
         hot_reset=hot_reset,
@@ -116,8 +119,9 @@ class _Agent:
 def _agent(report: Mapping[str, Any], *, agent_ready: bool | None, now: datetime) -> _Agent:
     seen = _moment(report.get("observedAt"))
     verdict = _agent_trust(report, seen, agent_ready=agent_ready, now=now)
-    read = report.get("cards") or ()
-    missing = frozenset(report.get("missing") or ())
+    read, missing = tuple(report.get("cards") or ()), frozenset(report.get("missing") or ())
+    if absurd := _absurd([card["physical"] for card in read], missing):
+        verdict, read, missing = _Verdict(Trust.CONTRADICTORY, absurd), (), frozenset()
     # The agent lists a missing card as it last was, for its ids and for who was given it.
     cards = [_card(card, trust=verdict.trust) for card in read]
     cards = [replace(card, missing=True, known=False, pids=None) if card.physical in missing else card for card in cards]
@@ -135,11 +139,22 @@ def _agent_trust(report: Mapping[str, Any], seen: datetime | None, *, agent_read
         return _Verdict(Trust.STALE, f"the node agent isn't ready; its facts are of {written}")
     if seen is None or now - seen > AGENT_FRESH_FOR:
         return _Verdict(Trust.STALE, f"the node agent's facts are of {written}, and should be written every 10 minutes")
+    if seen - now > AGENT_AHEAD:
+        return _Verdict(Trust.STALE, f"the node agent's facts are of {written}, which is yet to come: set the node's clock")
     tool = report.get("tool") or {}
     if tool.get("state") != "Working":
         how = str(tool.get("state") or "not read").lower()
         return _Verdict(Trust.UNAVAILABLE, f"npu-smi is {how}, which says nothing of the cards: {tool.get('message') or 'no output'}")
     return _Verdict(Trust.FRESH)
+
+
+def _absurd(physical: list[int], missing: frozenset[int]) -> str:
+    """Why no node can have these cards, in words. A remedy is told in requests that take no such ids, so it can't be about them."""
+    if strange := sorted(number for number in {*physical, *missing} if not 0 <= number <= LAST_ID):
+        return f"the node agent names card {strange[0]}, and physical ids are 0 to {LAST_ID}: see its log"
+    if len(set(physical)) < len(physical):
+        return "the node agent names a card twice: see its log"
+    return ""
 
 
 def _of_both(agent: _Agent, maps_say: Told, now: datetime) -> _Verdict:
@@ -151,6 +166,8 @@ def _of_both(agent: _Agent, maps_say: Told, now: datetime) -> _Verdict:
         if lost and recent:
             return _Verdict(Trust.CONTRADICTORY, f"npu-smi finds {_listed(lost)} well, of which MindCluster's last word was a fault")
         return _Verdict(agent.trust, agent.why)
+    if len(maps_say.listed | agent.ids) > MOST_CARDS:
+        return _Verdict(Trust.CONTRADICTORY, f"MindCluster and the node agent name {len(maps_say.listed | agent.ids)} cards together")
     if not heard:
         return _Verdict(Trust.FRESH, agent.why)
     strange = sorted(maps_say.listed - agent.ids)
@@ -301,8 +318,9 @@ def _name(pod: Mapping[str, Any]) -> str:
 
 
 def _moment(text: object) -> datetime | None:
+    """A time; None for what is none, and for one that can't be told in UTC."""
     try:
         read = datetime.fromisoformat(str(text))
-    except ValueError:
+        return read.astimezone(UTC) if read.tzinfo else read.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         return None
-    return read if read.tzinfo else read.replace(tzinfo=UTC)

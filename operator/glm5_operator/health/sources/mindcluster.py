@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from glm5_operator.api.node_facts import MOST_CARDS
+from glm5_operator.health.types import LAST_ID
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -40,6 +43,8 @@ _HOST_KEY: Final = "NodeInfo"
 _SECONDS: Final = 10**11
 """Times below are in seconds (of public faults), others in milliseconds; 10^11 s is in the year 5138."""
 _NUMBER: Final = re.compile(r"-(\d{1,4})$")
+_MOST_WORD: Final = 64
+"""Characters of a name that can't be read, in the words about it."""
 _HOT_RESET: Final = re.compile(r"-hotReset[= ](-?\d+)")
 
 
@@ -239,6 +244,8 @@ def _devices(where: str, info: Mapping[str, Any]) -> Devices:
         entries += [Entry(kind, device, "", (Code(kind),)) for device in sorted(ids - told - recovering)]
     named = frozenset(entry.device for entry in entries if entry.device is not None)
     everywhere = available | recovering | named | bad["CardUnhealthy"] | bad["CardNetworkUnhealthy"]
+    if len(everywhere) > MOST_CARDS:
+        raise _WrongError(f"it names {len(everywhere)} devices, and no node has so many")
     return Devices(where, _time(info.get("UpdateTime")), tuple(entries), everywhere, available, recovering)
 
 
@@ -296,7 +303,7 @@ def _to_reset(info: Mapping[str, Any], key: str) -> frozenset[int]:
     found = set()
     for item in _list(info.get(key) or [], key):
         number = _object(item, f"an item of {key}").get("PhyID")
-        if isinstance(number, bool) or not isinstance(number, int):
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LAST_ID:
             raise _WrongError(f"an item of {key} has no PhyID")
         found.add(number)
     return frozenset(found)
@@ -353,14 +360,16 @@ def _ids(value: object, key: str) -> frozenset[int]:
 
 def _free(value: object) -> frozenset[int]:
     """Of the devices that are free those whose name has a number: shares of chips are counted in units of their own."""
-    return frozenset(int(found[1]) for name in str(value).split(",") if (found := _NUMBER.search(name.strip())))
+    return frozenset(
+        int(found[1]) for name in str(value).split(",") if (found := _NUMBER.search(name.strip())) and int(found[1]) <= LAST_ID
+    )
 
 
 def _id(name: str) -> int:
     """The physical id, which is the last number: `Ascend910-5`, and 5 again of the share `Ascend910-2c-100-5`."""
     found = _NUMBER.search(name)
-    if not found:
-        raise _WrongError(f"{name!r} names no device")
+    if not found or int(found[1]) > LAST_ID:
+        raise _WrongError(f"{name[:_MOST_WORD]!r} names no device")
     return int(found[1])
 
 
