@@ -229,7 +229,7 @@ def test_a_move_that_has_not_begun_leaves_what_a_remedy_took_out_of_traffic() ->
     )
 
 
-EVENTS = ("wait", "wait", "long", "heir", "no heir", "arrives", "another", "ends", "stop", "go", "stuck", "labels")
+EVENTS = ("wait", "wait", "long", "heir", "no heir", "arrives", "another", "ends", "stop", "go", "stuck")
 
 
 @given(st.booleans(), st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(1, 30)), max_size=40))
@@ -254,10 +254,8 @@ def test_whatever_happens_no_service_is_taken_by_surprise_and_after_a_stop_all_a
                 cluster.wanted = event == "go"
             case "stuck":
                 cluster.obey = not cluster.obey
-            case "labels":
-                cluster.labels = not cluster.labels
         cluster.look(seconds)
-    cluster.wanted, cluster.labels = False, True
+    cluster.wanted = False
     resets = cluster.way is not None and cluster.way.state == "Resetting"
     cluster.looks(3)
     if not resets:
