@@ -95,7 +95,7 @@ class NodeController:
         async with self.pools[pool.pool.metadata.name]:
             seen = await self._observe(node, ascend_node, pool.pool, now)
             move = self._moves.step(ascend_node, pool.pool.metadata.name, seen.health, seen.policy, memory=seen.memory, now=now)
-            decision = resting(seen.memory, move) if move.holds else self._decide(seen, now)
+            decision = _of_pods_here(resting(seen.memory, move) if move.holds else self._decide(seen, now), self.cache.held(key.name))
             status = node_status(ascend_node, seen.health, decision, now, limited=seen.limited) | status_of(move)
             failures = await self._remember(seen, decision, status, now)
             if not failures:
@@ -245,6 +245,18 @@ class NodeController:
     def _pods(self, wanted: Iterable[str]) -> list[Resource]:
         found = (self.cache.get(kinds.POD.name, *name.split("/", 1)) for name in wanted)
         return [pod for pod in found if pod is not None]
+
+
+def _of_pods_here(decision: Decision, here: Iterable[Key]) -> Decision:
+    """Without pods of other nodes: who holds a card says the agent there, and a forged word must not reach beyond its node."""
+    pods = {f"{key.namespace}/{key.name}" for key in here}
+    return replace(
+        decision,
+        quiesce=tuple(pod for pod in decision.quiesce if pod in pods),
+        evict=tuple(pod for pod in decision.evict if pod in pods),
+        restart=tuple(pod for pod in decision.restart if pod in pods),
+        return_to_traffic=tuple(pod for pod in decision.return_to_traffic if pod in pods),
+    )
 
 
 def _manifest(node: Resource, decision: Decision | None) -> Manifest:

@@ -200,6 +200,22 @@ async def test_a_rank_on_a_sick_card_has_half_of_the_drain_to_save_and_a_replica
     ]
 
 
+@pytest.mark.parametrize("health", ["Critical", "Alarm"])
+async def test_an_agent_that_names_a_pod_of_another_node_as_its_cards_holder_gets_nothing_done_to_that_pod(health: str) -> None:
+    """Else whoever has one node could have any pod with cards sent away."""
+    elsewhere = served("chat-engine-5d9f-bbbbb", node="npu-1")
+    bed = Bed(a_service("chat"), served(), elsewhere, served("chat-engine-5d9f-ccccc", node="npu-2"))
+    await bed.look()
+    bed.told(facts(health, holder="chat-engine-5d9f-bbbbb"))
+    done = []
+    for seconds in (2, 5, 8):
+        await bed.look(seconds)
+        done += bed.edge.did
+
+    assert "remember Draining" in done
+    assert [what for what in done if "bbbbb" in what] == []
+
+
 async def test_what_could_not_be_remembered_is_not_done() -> None:
     bed = Bed(a_service("chat"), served(), served("chat-engine-5d9f-bbbbb", node="npu-1"))
     await bed.look()
