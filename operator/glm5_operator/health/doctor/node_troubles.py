@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from glm5_operator.health.doctor.evidence import Diagnosis
-from glm5_operator.health.doctor.pod_troubles import images
+from glm5_operator.health.doctor.pod_troubles import stacks
 from glm5_operator.plan.compat import Versions, mismatches, of_image, unfit
 from glm5_operator.plan.facts import Product
 
@@ -82,7 +82,7 @@ def _versions(evidence: Evidence) -> Iterator[Diagnosis]:
     if facts.driver:
         found = Versions(driver=facts.driver).over(found)
     wrong = [(one.sentence, one.source) for one in mismatches(found)]
-    for image in images(evidence.pods):
+    for image in stacks(evidence.pods):
         if fault := unfit(of_image(image), facts.driver or ""):
             wrong.append((f"{fault.sentence} in {image}", fault.source))
     if wrong:

@@ -60,6 +60,12 @@ def images(pods: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(container.spec.get("image") or "") for pod in pods for container in _containers(pod)))
 
 
+def stacks(pods: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """As `images`, without containers that are told to compute on the CPU: those ask no driver for anything, as in planning."""
+    found = (container for pod in pods for container in _containers(pod) if container.env.get("GLM5_DEVICE") != "cpu")
+    return tuple(dict.fromkeys(str(container.spec.get("image") or "") for container in found))
+
+
 def pod_texts(pod: Mapping[str, Any]) -> Iterator[Text]:
     """What scheduler and kubelet say of a pod: conditions, and why containers wait or ended."""
     metadata, status = object_at(pod, "metadata"), object_at(pod, "status")

@@ -136,6 +136,13 @@ def test_memory_of_a_card_whose_holder_or_processes_are_unknown_is_nobodys_fault
     assert names(evidence(card(2, memoryUsed=61000, holder={"namespace": "a", "pod": "b"}))) == []
 
 
+@pytest.mark.parametrize(("env", "told"), [([], ["VersionsDoNotFit"]), ([{"name": "GLM5_DEVICE", "value": "cpu"}], [])])
+def test_a_container_that_computes_on_the_cpu_asks_no_driver_for_anything(env: list[Mapping[str, str]], told: list[str]) -> None:
+    container = {"name": "engine", "image": "glm5-runtime:0.1.0", "env": env, "resources": {"limits": {"huawei.com/Ascend910": "1"}}}
+    old = evidence(driver="24.1.rc1", cann=None)
+    assert names(replace(old, pods=({"metadata": {"name": "p"}, "spec": {"containers": [container]}},))) == told
+
+
 def test_cards_of_310p_are_hot_when_idle() -> None:
     assert names(evidence(card(0, temperature=86, name="310P3"), product="310P")) == []
 
