@@ -65,11 +65,17 @@ def plan_loan(
         loan, out = wanted.get(target), lent.get(target, [])
         count, keep = (loan.nodes, loan.keep) if loan else (0, KEEP)
         if len(out) > count:
-            back = min((one for one in out if now - one.since >= keep), key=lambda one: (one.node.held, one.node.name), default=None)
+            # A mark of a time that is yet to come was written by somebody else, and would keep the node for ever.
+            back = min(
+                (one for one in out if not timedelta() <= now - one.since < keep),
+                key=lambda one: (one.node.held, one.node.name),
+                default=None,
+            )
             if back is not None:
                 return Assignment(back.node.name, name, None)
         elif len(out) < count and not any(_is_moving(node) for node in everyone if _is_of(name, node)):
-            free = (node for node in everyone if _is_of(name, node) and node.assigned in {"", name} and node.ready and node.schedulable)
+            mine = (node for node in everyone if _is_of(name, node) and node.assigned in {"", name} and not _is_borrowed(name, node))
+            free = (node for node in mine if node.ready and node.schedulable)
             idlest = sorted(free, key=lambda node: (node.held, node.name))[:MOST_ASKED]
             chosen = next((node for node in idlest if node.held == 0 or spares(node.name)), None)
             if chosen is not None:
@@ -94,6 +100,12 @@ def _lent_by(pool: str, nodes: Iterable[NodeFacts]) -> dict[str, list[_Lent]]:
 
 def _is_of(pool: str, node: NodeFacts) -> bool:
     return node.labels.get(names.POOL_LABEL) == pool
+
+
+def _is_borrowed(pool: str, node: NodeFacts) -> bool:
+    """Another pool's, which would never get it back if it were lent on: a node has one mark. And two pools would lend it to and fro."""
+    words = node.lent_by.split(" ")
+    return len(words) == 3 and words[0] != pool and words[1] == pool
 
 
 def _is_moving(node: NodeFacts) -> bool:

@@ -46,6 +46,22 @@ def test_a_smaller_number_takes_the_idlest_back_but_not_before_it_was_kept_for_l
     assert plan_loan(lender(1, keep="0s"), nodes, at()) == Assignment("b", "inference", None)
 
 
+def test_a_node_that_is_lent_to_the_pool_is_not_lent_on() -> None:
+    """Two pools that lend to each other would drain and reset the same node for ever, and a third would keep it."""
+    borrowed = mine("a", assigned="inference", mark=f"lab inference {stamp(at())}")
+
+    assert plan_loan(lender(1), (borrowed,), at(hours=1)) is None
+    assert plan_loan(lender(1), (borrowed, mine("b", held=8)), at(hours=1)) == Assignment(
+        "b", "training", f"inference training {stamp(at(hours=1))}"
+    )
+
+
+def test_a_mark_of_a_time_that_is_yet_to_come_keeps_no_node_for_ever() -> None:
+    assert plan_loan(lender(0), (lent("a", mark="inference training 9999-12-31T23:59:59-14:00"),), at()) == Assignment(
+        "a", "inference", None
+    )
+
+
 def test_without_the_entry_all_come_back() -> None:
     assert plan_loan(pool(), (lent("a"), mine("b")), at(minutes=11)) == Assignment("a", "inference", None)
     assert plan_loan(pool(), (mine("a"), mine("b")), at()) is None
