@@ -7,7 +7,7 @@ status before anything is done, so a new operator goes on where the last one end
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
 from glm5_operator.controllers.taints import with_move_taint
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from glm5_operator.health.remedy.policy import Policy
     from glm5_operator.health.types import NodeHealth
     from glm5_operator.kube import ApiFailure, Applier, Cache, Events, Resource
+
+_MOST_NAME: Final = 253
+"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class Moves:
             record(ascend_node, f"Move{after.state}", f"to pool {after.target}: {after.reason}: {after.message}")
 
     def _target(self, node: str) -> str:
-        return str(self._notes(node).get(names.MOVE_ANNOTATION, ""))
+        """As far as a status can name it: what is longer is no pool's name, and is told to be none."""
+        return str(self._notes(node).get(names.MOVE_ANNOTATION, ""))[:_MOST_NAME]
 
     def _notes(self, node: str) -> Mapping[str, str]:
         found = self.cache.get(kinds.NODE.name, "", node) or {"metadata": {}}

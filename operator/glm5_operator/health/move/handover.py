@@ -97,6 +97,9 @@ def step(node: NodeHealth, way: Way | None, wanted: Wanted, policy: Policy, now:
     goes = bool(wanted.target) and wanted.target != wanted.origin
     if not goes and (way is None or way.state != "Resetting"):
         return _stopped(way, wanted, now)
+    if wanted.refusal and way is not None and way.state not in {"Waiting", "Resetting"}:
+        # It would arrive nowhere: the pool has gone meanwhile, or another target was written down that can't take it.
+        return replace(_stopped(way, wanted, now), requeue_after=SOON)
     if way is None:
         way = Way(wanted.origin, wanted.target, "Waiting", now, now, reason="Asked", message=f"asked to move to pool {wanted.target}")
     elif goes and way.target != wanted.target and way.state != "Resetting":

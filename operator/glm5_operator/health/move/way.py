@@ -58,6 +58,8 @@ def load(report: Mapping[str, Any] | None) -> Way | None:
         drained, quiet = (datetime.fromisoformat(time) if time else None for time in (read.drained, read.quiet))
     except ValueError:  # pydantic's error is one, too
         return None
+    if any(time is not None and time.tzinfo is None for time in (since, started, drained, quiet)):
+        return None  # not written by us, and no time of ours can be compared with it
     return Way(read.origin, read.target, read.state, since, started, drained, quiet, read.reason, read.message, read.reset)
 
 

@@ -62,6 +62,31 @@ def test_the_whole_way_is_drain_reset_verify_and_only_then_the_label() -> None:
     assert step(idle, done.way, MOVE, policy(), at(seconds=61 + 60)).arrived
 
 
+@pytest.mark.parametrize("state", ["Draining", "Verifying"])
+def test_a_way_whose_target_can_not_take_the_node_any_more_ends_and_leads_nowhere(state: str) -> None:
+    """The pool was deleted, or somebody wrote down another name meanwhile: of a pool that isn't there, or of none at all."""
+    node = a_node(held_by=BUSY) if state == "Draining" else a_node()
+    way = until(state, node, given_policy=policy(mode="DryRun")).way
+    for wanted in (
+        replace(MOVE, refusal="there is no NPUPool training"),
+        replace(MOVE, target="\x1b[2J" * 60, refusal="there is no such pool"),
+    ):
+        done = step(node, way, wanted, policy(mode="DryRun"), at(hours=1))
+        assert (done.way, done.holds, done.evict, done.arrived) == (None, False, (), False)
+        again = step(node, done.way, wanted, policy(mode="DryRun"), at(hours=1, seconds=2)).way
+        assert again is not None
+        assert (again.state, again.reason) == ("Waiting", "TargetRefused")
+        assert load(dump(again)) == again
+
+
+@pytest.mark.parametrize("time", ["2026-01-01", "2026-01-01T00:00:00", "", "soon"])
+def test_a_way_with_times_that_are_not_ours_is_as_good_as_lost(time: str) -> None:
+    written = dump(Way("inference", "training", "Draining", at(), at(), drained=at()))
+    assert written is not None
+    assert load(written) is not None
+    assert load({**written, "since": time}) is None
+
+
 @pytest.mark.parametrize("mode", ["DryRun", "Off"])
 def test_without_auto_nothing_is_reset_and_idle_memory_decides(mode: str) -> None:
     way = until("Verifying", a_node(), given_policy=policy(mode=mode)).way
