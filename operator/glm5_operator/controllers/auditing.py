@@ -6,14 +6,16 @@ namespaces that this operator may not watch. And it sees processes on cards, als
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from glm5_operator.api import names
-from glm5_operator.health.view import AGENT_FRESH_FOR
+from glm5_operator.health.types import LAST_ID
+from glm5_operator.health.view import AGENT_AHEAD, AGENT_FRESH_FOR
 from glm5_operator.kube import Key, kinds
 from glm5_operator.plan.pool import members
 from glm5_operator.plan.pool_audit import Audit, Die, Exempt, Holding, Stray, audit_pool
+from glm5_operator.status.compute_check import is_compute_check
 from glm5_operator.status.conditions import moment
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Auditor:
     facts: Facts
     exempt: Exempt
     evict_after: timedelta
+    namespace: str = ""  # the operator's own
 
     def audit(self, pool: NPUPool, plan: PoolPlan, now: datetime) -> Audit:
         """Look at the pool as it is now."""
@@ -97,10 +100,13 @@ class Auditor:
         status = (self.cache.get(names.NODE_KIND, "", node) or {}).get("status") or {}
         facts = status.get("facts") or {}
         seen = moment(facts.get("observedAt"))
-        if seen is None or now - seen > AGENT_FRESH_FOR or not facts.get("allocationsKnown"):
+        if seen is None or not -AGENT_AHEAD <= now - seen <= AGENT_FRESH_FOR or not facts.get("allocationsKnown"):
             return _Agent()
         resetting = any(report.get("state") == "Running" for report in status.get("resets") or ())
-        return _Agent(tuple(facts.get("cards") or ()), tells=not facts.get("virtual") and not resetting)
+        cards = tuple(facts.get("cards") or ())
+        if not all(0 <= int(card["physical"]) <= LAST_ID for card in cards):
+            return _Agent()  # no node has such cards, and a pool whose status named them could write none at all
+        return _Agent(cards, tells=not facts.get("virtual") and not resetting)
 
     def _holdings(self, node: str, cards: tuple[Mapping[str, Any], ...]) -> Iterator[Holding]:
         given: dict[tuple[str, str], list[int]] = {}
@@ -110,7 +116,8 @@ class Auditor:
         for key, count in self.facts.cards_held(node).items():
             pod = self.cache.get(key.kind, key.namespace, key.name)
             if pod is not None:
-                yield _holding(node, key, pod, count, given.pop((key.namespace, key.name), None))
+                ids = given.pop((key.namespace, key.name), None)
+                yield replace(_holding(node, key, pod, count, ids), compute_check=is_compute_check(pod, self.namespace))
         for (namespace, name), ids in given.items():
             yield Holding(node, namespace, name, len(ids), tuple(sorted(ids)), pool=None)
 

@@ -70,12 +70,25 @@ def test_a_pod_that_holds_other_cards_is_no_excuse() -> None:
     [
         (ascend_node(TAKEN, allocationsKnown=False), 0),
         (ascend_node(TAKEN), 30),
+        (ascend_node(TAKEN, observedAt="9999-12-31T23:59:59Z"), 0),
+        (ascend_node(TAKEN, {**TAKEN, "physical": 99_999}), 0),
+        (ascend_node(TAKEN, {**TAKEN, "physical": -1, "holder": holder("forged")}), 0),
         (ascend_node(TAKEN, virtual=True), 0),
         (ascend_node(TAKEN, resets=[{"id": "r", "state": "Running"}]), 0),
         (ascend_node({**TAKEN, "stale": True}), 0),
         (ascend_node({"health": "OK"}), 0),
     ],
-    ids=["kubelet does not answer", "old facts", "vNPUs", "a reset runs", "old card", "processes unread"],
+    ids=[
+        "kubelet does not answer",
+        "old facts",
+        "facts yet to come",
+        "a card that can't be",
+        "a negative card",
+        "vNPUs",
+        "a reset runs",
+        "old card",
+        "processes unread",
+    ],
 )
 def test_what_is_not_known_is_no_violation(told: Json, passed: float) -> None:
     assert look(NODE, told, minutes=passed).strays == ()
