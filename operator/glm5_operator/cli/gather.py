@@ -54,7 +54,7 @@ class Collected:
 
 
 def from_cluster(name: str | None, kubeconfig: str | None) -> list[Collected]:
-    """One node with logs and events; without a name all nodes, and pods with cards that wait for one, without logs."""
+    """One node with events of it and its pods, and their logs; without a name all nodes, and pods with cards that wait for one."""
     cluster.check_kubeconfig(kubeconfig)
     return cluster.run(_gather(name, kubeconfig))
 
@@ -87,7 +87,12 @@ async def _one(client: Client, name: str, ascend_node: Json | None, pools: tuple
     there = await _list(client, f"{kinds.POD.path()}?{query}", "pods")
     pods = [pod for pod in there if has_cards(pod)]
     speaking = [*pods, *(pod for pod in there if _watches_cards(pod) and not has_cards(pod))]
-    texts = [text for pod in speaking for text in [*await _events(client, pod), *await _logs(client, pod)]]
+    texts = await _events(client, f"node {name}", "", {"involvedObject.kind": "Node", "involvedObject.name": name})
+    for pod in speaking:
+        metadata = pod["metadata"]
+        about = {"involvedObject.uid": str(metadata.get("uid", ""))}
+        texts += await _events(client, f"pod {metadata['namespace']}/{metadata['name']}", metadata["namespace"], about)
+        texts += await _logs(client, pod)
     maps = [found for namespace, prefix in _MAPS if (found := await _map(client, namespace, prefix + name)) is not None]
     maps += await _cluster_info(client, name)
     return Collected(name, ascend_node, kube_node, tuple(pods), tuple(texts), pools, tuple(maps))
@@ -131,12 +136,13 @@ async def _list(client: Client, path: str, what: str) -> list[Json]:
         return []
 
 
-async def _events(client: Client, pod: Json) -> list[Text]:
-    metadata = pod["metadata"]
-    query = urlencode({"fieldSelector": f"involvedObject.uid={metadata.get('uid', '')}"})
-    found = await _list(client, f"/api/v1/namespaces/{metadata['namespace']}/events?{query}", "events")
-    lines = [f"{event.get('reason', '')}: {event.get('message', '')}" for event in found if event.get("type") != "Normal"]
-    return [Text(f"events of pod {metadata['namespace']}/{metadata['name']}", "\n".join(lines))] if lines else []
+async def _events(client: Client, what: str, namespace: str, about: Mapping[str, str]) -> list[Text]:
+    """What warnings say of an object. Those of a Node stand in several namespaces, so all are asked."""
+    selector = ",".join(f"{field}={value}" for field, value in {**about, "type": "Warning"}.items())
+    query = urlencode({"fieldSelector": selector})
+    found = await _list(client, f"/api/v1/{f'namespaces/{namespace}/' if namespace else ''}events?{query}", f"events of {what}")
+    lines = [f"{event.get('reason', '')}: {event.get('message', '')}" for event in found]
+    return [Text(f"events of {what}", "\n".join(lines))] if lines else []
 
 
 async def _logs(client: Client, pod: Json) -> list[Text]:

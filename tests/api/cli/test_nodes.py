@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.api.cli.conftest import Site
+from tests.support.mindcluster import card_fault, cluster_map, device_list
 
 pytestmark = pytest.mark.api
 
@@ -67,11 +68,36 @@ class Machine:
         event = {"metadata": metadata, "involvedObject": about, "type": "Warning", "reason": "Failed", "message": says}
         self.post(f"/api/v1/namespaces/{namespace}/events", {"apiVersion": "v1", "kind": "Event", **event})
 
+    def fault_of_others(self) -> None:
+        """A public fault in ClusterD's map of all nodes, and the device plugin's word on the Node that its reset failed."""
+        public = card_fault(2, "SeparateNPU", code="220001001", kind="PublicFault")
+        entry = {"DeviceList": device_list(public), "UpdateTime": 1790000000}
+        found = cluster_map(
+            {f"mindx-dl-deviceinfo-{self.name}": entry, "mindx-dl-deviceinfo-other": entry}, f"cluster-info-device-{self.name}"
+        )
+        found["metadata"]["labels"] = {"mx-consumer-volcano": "true"}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mindx-dl"}}
+        self.site.cluster.http.post("/api/v1/namespaces", json=namespace)  # another test may have made it
+        self.post("/api/v1/namespaces/mindx-dl/configmaps", found)
+        event = {
+            "metadata": {"name": f"{self.name}.reset.end", "namespace": "kube-system"},
+            "involvedObject": {"kind": "Node", "name": self.name},
+            "type": "Warning",
+            "reason": "HotResetFailed",
+            "action": "HotResetFailed",
+            "message": f"hot reset failed, nodeName:{self.name}, devices:0,1, err:timeout",
+            "eventTime": "2026-11-30T10:00:00.000000Z",
+            "reportingComponent": "device-plugin",
+            "reportingInstance": self.name,
+        }
+        self.post("/api/v1/namespaces/kube-system/events", {"apiVersion": "v1", "kind": "Event", **event})
+
 
 @pytest.fixture
 def machine(site: Site) -> Iterator[Machine]:
     machine = Machine(site)
     yield machine
+    site.cluster.http.delete(f"/api/v1/namespaces/mindx-dl/configmaps/cluster-info-device-{machine.name}")
     site.cluster.http.delete(f"/api/v1/nodes/{machine.name}")
     site.cluster.http.delete(f"{NODES}/{machine.name}")
 
@@ -145,16 +171,20 @@ def test_doctor_names_troubles_of_facts_pods_and_events_and_its_bundle_says_the_
     devices = yaml.safe_load((FIXTURES / "deviceinfo" / "mixed_levels.yaml").read_text())
     devices["metadata"]["name"] = f"mindx-dl-deviceinfo-{machine.name}"
     machine.post("/api/v1/namespaces/kube-system/configmaps", devices)
+    machine.fault_of_others()
     path = tmp_path / "bundle.tar.gz"
     run = machine.site.glm5("doctor", "--node", machine.name, "--bundle", str(path), "-o", "json")
     assert run.exit_code == 4
-    names = [one["name"] for one in json.loads(run.stdout)["nodes"][0]["troubles"]]
+    troubles = {one["name"]: one["evidence"] for one in json.loads(run.stdout)["nodes"][0]["troubles"]}
+    assert [line.rpartition(": card ")[2] for line in troubles["CardFault"]][-1] == "2: SeparateNPU, codes 220001001"
+    names = list(troubles)
     assert names == [
         "FactsStale",
         "CardMissing",
         "CardFault",
         "DeviceNumbersWrong",
         "SharedMemorySmall",
+        "HotResetFailed",
         "RuntimeHandlerMissing",
         "DevicesClosed",
     ]

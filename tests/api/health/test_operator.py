@@ -11,6 +11,7 @@ from tests.api.health.test_remedy import spread
 from tests.support.agents import NAMESPACE, Agent
 from tests.support.documents import RACK
 from tests.support.kube import Json, Kube, stays, until
+from tests.support.mindcluster import card_fault, cluster_map, device_list
 
 
 def ask_for_reset(agent: Agent) -> Json:
@@ -121,6 +122,36 @@ def test_what_mindcluster_says_counts_before_what_the_agent_says(kube: Kube, hom
     assert "80E01801" in remedy(sick)["message"]
     assert node_condition(sick, "FactsFresh")["message"] == "from MindCluster"
     kube.delete("ConfigMap", "kube-system", name)
+
+
+def test_a_fault_that_others_report_to_clusterd_is_told_of_its_node_and_ends_when_the_map_no_longer_has_it(
+    kube: Kube, fleet: Fleet
+) -> None:
+    agent, other = fleet(2)
+    public = card_fault(3, "SubHealthFault", code="220001001", kind="PublicFault")
+
+    def told(*faults: Json) -> Json:
+        entry = {"UpdateTime": int(time.time()), "DeviceList": device_list(*faults)}
+        well = {"UpdateTime": int(time.time()), "DeviceList": device_list()}
+        return cluster_map({f"mindx-dl-deviceinfo-{agent.node}": entry, f"mindx-dl-deviceinfo-{other.node}": well})
+
+    written = told(public)
+    name, namespace = written["metadata"]["name"], written["metadata"]["namespace"]
+    written["metadata"]["labels"] = {"mx-consumer-volcano": "true"}
+    if kube.find("Namespace", "", namespace) is None:
+        kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    kube.create(written)
+    try:
+        until("the fault to be told", lambda: "220001001" in node_condition(agent, "CardsHealthy")["message"], 10)
+        assert node_condition(agent, "FactsFresh")["message"] == "from MindCluster"
+        assert node_condition(other, "CardsHealthy")["reason"] == "AllWell"
+
+        kube.patch("ConfigMap", namespace, name, {"data": told()["data"]})
+
+        until("the card to be well", lambda: node_condition(agent, "CardsHealthy")["reason"] == "AllWell", 10)
+    finally:
+        kube.delete("ConfigMap", namespace, name)
+    until("the agent to be the source", lambda: node_condition(agent, "FactsFresh")["message"] == "from Agent", 10)
 
 
 def test_a_node_that_leaves_its_pool_loses_our_marks_and_its_ascend_node(kube: Kube, home: str, rack: str, fleet: Fleet) -> None:

@@ -78,7 +78,8 @@ def test_an_entry_that_is_only_written_again_wakes_nobody_and_has_its_new_time()
 def test_when_the_map_goes_all_its_nodes_are_woken_and_have_no_part_any_more() -> None:
     cache = Cache()
     fed(cache, nodes(n1=entry(), n2=entry()))
-    gone = a_map({}, version=2)
+    fed(cache, nodes(n1=entry(card_fault(1, "RestartNPU")), n2=entry()), version=2)
+    gone = a_map({}, version=3)
 
     assert cache.drop(gone)
     assert {key.name for key, _ in woken_by(cache, gone, 0.2)} == {"n1", "n2"}

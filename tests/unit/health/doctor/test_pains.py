@@ -47,6 +47,9 @@ SEEN = {
     "LinkDown": "link status: DOWN",
     "NetworkUnhealthy": "net health status: Receive timeout",
     "CardMissing": "Invalid card id.",
+    "CardOffBus": "NpuOffBus: pcieport 0000:80:00.0: pciehp: Slot(4): Card not present",
+    "PcieError": "PcieFault: pcieport 0000:c0:01.1: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+    "HotResetFailed": "HotResetFailed: hot reset failed, nodeName:npu-3, devices:0,1, time:2026-11-30 10:00:00, err:timeout",
     "PortTaken": "OSError: [Errno 98] Address already in use",
 }
 
@@ -77,6 +80,9 @@ def test_a_trouble_is_recognised_alone_among_ordinary_lines(name: str) -> None:
         "compiled 99 operators",
         "cpuManagerPolicy: none",
         "libascend_hal.so loaded",
+        "pcieport 0000:00:1c.0: AER: Corrected error received: 0000:00:1c.0",
+        "pcieport 0000:00:1c.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+        "HotResetStart: hot reset start, nodeName:npu-3, ringDevs:0,1, faultDev:0, tokensLeft:2, time:2026-11-30 10:00:00",
     ],
 )
 def test_ordinary_lines_are_no_trouble(text: str) -> None:
