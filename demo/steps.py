@@ -41,8 +41,19 @@ def install_operator(site: Site, **values: str) -> Operator:
     if not all(owned.crds(site).values()):  # somebody else's CRDs: Helm would refuse to take them over
         words += ["--set", "crds.install=false"]
     chart = str(ROOT / "charts" / "glm5-operator")
-    site.helm("upgrade", "--install", RELEASE, chart, "--namespace", OPERATOR_NAMESPACE, "--wait", *words)
+    _forget_interrupted(site)
+    try:
+        site.helm("upgrade", "--install", RELEASE, chart, "--namespace", OPERATOR_NAMESPACE, "--wait", *words)
+    except CommandFailedError as error:
+        look = f"`kubectl get pods -n {OPERATOR_NAMESPACE}` and `kubectl logs -n {OPERATOR_NAMESPACE} deploy/{DEPLOYMENT} --previous`"
+        raise ClusterError(f"{error}\nIf a pod doesn't become ready, {look} say why") from error
     return Operator(OPERATOR_NAMESPACE, DEPLOYMENT)
+
+
+def _forget_interrupted(site: Site) -> None:
+    """Helm refuses a release for ever whose install or upgrade was interrupted; without that revision it goes on from what is there."""
+    pending = "owner=helm,status in (pending-install,pending-upgrade,pending-rollback)"
+    site.kubectl("delete", "secrets", "--namespace", OPERATOR_NAMESPACE, "--selector", f"name={RELEASE},{pending}")
 
 
 def apply_pool(site: Site) -> None:

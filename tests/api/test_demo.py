@@ -88,7 +88,11 @@ def test_a_cluster_without_an_operator_is_empty_again(place: Site) -> None:
     assert demo_up(place).own
     assert everything(place) != before
     an_engine(place)
+    # As Helm leaves it when it is interrupted: it would refuse every further upgrade.
+    place.kubectl("label", "secret", "-n", owned.OPERATOR_NAMESPACE, "-l", "owner=helm", "status=pending-install", "--overwrite")
     assert demo_up(place).own, "a second `up` takes nothing but an operator for one"
+    releases = place.kubectl("get", "secrets", "-n", owned.OPERATOR_NAMESPACE, "-l", "owner=helm", "-o", "name").split()
+    assert releases == [f"secret/sh.helm.release.v1.{owned.RELEASE}.v1"], "an interrupted install is begun anew"
     assert steps.remove(place) == []
     assert everything(place) == before
     assert steps.remove(place) == [], "nothing to do is no error"
