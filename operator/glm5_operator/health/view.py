@@ -69,7 +69,7 @@ def node_health(
     cards = _of_maps(agent, maps_say) if from_maps else agent.cards
     verdict = _of_both(agent, maps_say, now) if maps_say.where else _Verdict(agent.trust, agent.why)
     if not (report.get("virtual") or maps_say.recovering):
-        verdict = _with_plugin(verdict, cards, *_offered(node, resource_name))
+        verdict = _with_plugin(verdict, cards, facts.name, *_offered(node, resource_name))
     notes = [verdict.why, *maps_say.problems, *([str(waiting)] if isinstance(waiting, mindcluster.Unreadable) else [])]
     resets = waiting if isinstance(waiting, mindcluster.Waiting) else mindcluster.Waiting()
     return NodeHealth(
@@ -202,7 +202,7 @@ def _of_maps(agent: _Agent, maps_say: Told) -> tuple[CardHealth, ...]:
     )
 
 
-def _with_plugin(verdict: _Verdict, cards: tuple[CardHealth, ...], offered: int, registered: int) -> _Verdict:
+def _with_plugin(verdict: _Verdict, cards: tuple[CardHealth, ...], node: str, offered: int, registered: int) -> _Verdict:
     """The device plugin's own word, as kubelet passes it on: fewer cards are allocatable than it has, and by what we know all are well.
 
     A fault that we know of explains it, and is dealt with first.
@@ -210,7 +210,10 @@ def _with_plugin(verdict: _Verdict, cards: tuple[CardHealth, ...], offered: int,
     explained = any(card.missing or not card.known or card.grade not in {None, Grade.NOTE} for card in cards)
     if verdict.trust is not Trust.FRESH or explained or not cards or offered >= registered:
         return verdict
-    why = f"the device plugin offers {offered} of its {registered} cards, of which none has a fault: see its log and the node's events"
+    why = (
+        f"the device plugin offers {offered} of its {registered} cards, of which none has a fault: see its log and the node's events, "
+        f"which `glm5 doctor --node {node}` reads"
+    )
     return _Verdict(Trust.CONTRADICTORY, "; ".join(part for part in (verdict.why, why) if part))
 
 
