@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 ALL_RIGHT, SOME_PLAIN, NO_NPU = 0, 1, 3
 """Exit codes: every operator runs in its kernel and agrees with the reference; some don't; no NPU is usable here."""
+PASSED, FAILED, SKIPPED = 0, 1, 3
+"""Exit codes of the compute check: the devices compute; one computes wrongly, fails or hangs; nothing can be said of them."""
+_MOST_MESSAGE = 500
+_COMPUTE_SECONDS = 120  # of which most is torch and the driver
 _SECONDS = 600  # the first call of every kernel loads it
 
 
@@ -50,6 +55,45 @@ def examine(environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, Any
     report["exit_code"] = _exit_code(report)
     report["verdict"] = _verdict(report, facts)
     return report
+
+
+def compute(environ: Mapping[str, str], root: Path = Path("/"), *, seconds: float = _COMPUTE_SECONDS) -> dict[str, Any]:
+    """Whether the devices of this process compute: `outcome` Passed, Failed or Skipped with a message, and `exit_code`.
+
+    Failed is said of devices alone. An image or a machine that lacks something is Skipped: that speaks against no card.
+    """
+    facts = devices.read_host(environ, root)
+    try:
+        choice = devices.choose(devices.wanted("auto", environ), facts)
+    except devices.DeviceUnusable as error:
+        return _outcome("Skipped", str(error))
+    variables = {**environ, **devices.environment(choice, facts, environ), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-m", "glm5_runtime.ops.arithmetic", choice.device]
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, timeout=seconds, check=False)
+        code, said, trouble = done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired as expired:
+        code, said, trouble = None, (expired.stdout or b"").decode(errors="replace"), ""
+    if code == -signal.SIGKILL:
+        return _outcome("Skipped", "killed, as for want of memory")
+    if not said:  # its imports come first
+        return _outcome("Skipped", f"torch isn't imported: {_reason(trouble) or 'no answer'}")
+    if code is None:
+        return _outcome("Failed", f"no answer within {seconds:g} s: the device or its driver hangs")
+    if code != 0:
+        return _outcome("Failed", _reason(trouble) or f"ended with {code}")
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    if not found["devices"]:
+        return _outcome("Failed", f"the driver shows no device, and {len(facts.nodes)} were given")
+    if found["faults"]:
+        return _outcome("Failed", "; ".join(found["faults"]))
+    return _outcome("Passed", f"{found['devices']} x {choice.device}: products in bf16 and fp32 are as the CPU's")
+
+
+def _outcome(outcome: str, message: str) -> dict[str, Any]:
+    codes = {"Passed": PASSED, "Failed": FAILED, "Skipped": SKIPPED}
+    line = " ".join(message.split())
+    return {"outcome": outcome, "message": line[:_MOST_MESSAGE], "exit_code": codes[outcome]}
 
 
 def _probe(environ: Mapping[str, str], facts: devices.HostFacts, *, usable: bool) -> dict[str, Any]:

@@ -40,6 +40,11 @@ class HealthPolicy(Model):
     """How long health must be good again before a suspect card is believed well. Default: 60s."""
     verify: Duration | None = Field(default=None, json_schema_extra=validations("health-verify"))
     """How long health must be good after a reset before the node returns. Default: 60s."""
+    compute_check: bool | None = None
+    """Whether, after a reset and before the node returns, a pod of the operator multiplies matrices on its cards and compares them with
+    the CPU's. Wrong numbers count as a fault that asks for a reset; a check that can't be run is told and holds nothing up. It needs the
+    runtime's image (the operator's site.native_image) on the node. Default: false.
+    """
     drain: Duration | None = Field(default=None, json_schema_extra=validations("health-drain"))
     """How long pods may take to end before somebody is asked. Default: 15m."""
     idle_memory: Annotated[int, Field(ge=0, le=65536)] | None = None

@@ -17,6 +17,7 @@ RemedyState = Literal[
 ]
 Radius = Literal["Device", "Card", "Node"]
 MoveState = Literal["Waiting", "Draining", "Resetting", "Verifying", "Blocked"]
+CheckState = Literal["Asked", "Passed", "Failed", "Skipped"]
 ResetState = Literal["Running", "Succeeded", "Failed", "Refused", "Unknown"]
 
 MOST_REMEDIES: Final = 20
@@ -73,6 +74,17 @@ class HotCard(StatusModel):
     """Above it without a break since then."""
 
 
+class ComputeCheckReport(StatusModel):
+    """How the compute check after a reset stands."""
+
+    state: CheckState
+    """Asked: its pod is to run. Failed: the cards compute wrongly. Skipped: it couldn't be run, which says nothing of the cards."""
+    since: _Time
+    """When it was asked for."""
+    message: _Text = ""
+    """What was found, or why it was skipped."""
+
+
 class RemedyReport(StatusModel):
     """What is being done about the node's cards. Written by the operator."""
 
@@ -108,6 +120,8 @@ class RemedyReport(StatusModel):
     """Since when everything that matters in this state reads well; absent while something doesn't."""
     hot: Annotated[tuple[HotCard, ...], Field(strict=False, max_length=64)] | None = None
     """Cards above a thermal rule."""
+    check: ComputeCheckReport | None = None
+    """The compute check of this remedy, while it counts."""
     quieted: Annotated[tuple[Annotated[str, Field(max_length=320)], ...], Field(strict=False, max_length=128)] | None = None
     """Pods (namespace/name) that were taken out of traffic for it."""
     cordoned: bool | None = None

@@ -55,7 +55,7 @@ def _pools(
 ) -> PoolController:
     audit = parts.settings.audit
     exempt = Exempt(audit.exempt_namespaces, audit.daemon_set_namespaces)
-    auditor = Auditor(parts.cache, parts.applier, facts, exempt, timedelta(seconds=audit.evict_after))
+    auditor = Auditor(parts.cache, parts.applier, facts, exempt, timedelta(seconds=audit.evict_after), parts.settings.lease.namespace)
     pool_metrics.register(parts.metrics, parts.cache)
     interval = timedelta(seconds=audit.interval)
     return PoolController(parts.cache, parts.applier, parts.events, facts, daemon_sets, resync, recheck, auditor, interval)

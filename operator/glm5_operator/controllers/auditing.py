@@ -116,8 +116,8 @@ class Auditor:
         for key, count in self.facts.cards_held(node).items():
             pod = self.cache.get(key.kind, key.namespace, key.name)
             if pod is not None:
-                ids = given.pop((key.namespace, key.name), None)
-                yield replace(_holding(node, key, pod, count, ids), compute_check=is_compute_check(pod, self.namespace))
+                taken = given.pop((key.namespace, key.name), None)
+                yield replace(_holding(node, key, pod, count, taken), compute_check=is_compute_check(pod, self.namespace))
         for (namespace, name), ids in given.items():
             yield Holding(node, namespace, name, len(ids), tuple(sorted(ids)), pool=None)
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from glm5_operator.api import names
+from glm5_operator.controllers.compute_check import ComputeChecks
 from glm5_operator.controllers.moves import Moves, resting, status_of
 from glm5_operator.controllers.taints import with_health_taint
 from glm5_operator.controllers.traffic import Traffic
@@ -73,6 +74,7 @@ class NodeController:
     wake: Callable[[Key], None]
     # Two nodes that look for room in a pool at the same time would both find the same.
     pools: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)  # compute checks that can't be made
     # Nodes that wait with the last replica of a service, and for which: no event of theirs tells that it is served elsewhere.
     keeping: dict[str, frozenset[Key]] = field(default_factory=dict)
 
@@ -83,7 +85,7 @@ class NodeController:
             self.keeping.pop(key.name, None)
             self._wake(self.remedies.forget(key.name))
             return Outcome.done()  # the owner reference removes the AscendNode
-        pool = self.facts.pool(_label(node))
+        pool = self.facts.stated(_label(node))
         ascend_node = self.cache.get(key.kind, "", key.name)
         if pool is None:
             return await self._without_pool(node, ascend_node, now)
@@ -92,9 +94,9 @@ class NodeController:
             ascend_node = self.cache.get(key.kind, "", key.name)
             if failure is not None or ascend_node is None:
                 return _outcome([failure] if failure else [], self.resync)
-        async with self.pools[pool.pool.metadata.name]:
-            seen = await self._observe(node, ascend_node, pool.pool, now)
-            move = self._moves.step(ascend_node, pool.pool.metadata.name, seen.health, seen.policy, memory=seen.memory, now=now)
+        async with self.pools[pool.metadata.name]:
+            seen = await self._observe(node, ascend_node, pool, now)
+            move = self._moves.step(ascend_node, pool.metadata.name, seen.health, seen.policy, memory=seen.memory, now=now)
             decision = _of_pods_here(resting(seen.memory, move) if move.holds else self._decide(seen, now), self.cache.held(key.name))
             status = node_status(ascend_node, seen.health, decision, now, limited=seen.limited) | status_of(move)
             failures = await self._remember(seen, decision, status, now)
@@ -114,6 +116,10 @@ class NodeController:
     @property
     def _moves(self) -> Moves:
         return Moves(self.cache, self.applier, self.events, self.facts, self.remedies)
+
+    @property
+    def _checks(self) -> ComputeChecks:
+        return ComputeChecks(self.cache, self.applier, self.facts, self.agents, self.refused)
 
     @property
     def _traffic(self) -> Traffic:
@@ -143,6 +149,8 @@ class NodeController:
         pool = seen.pool.metadata.name
         self.remedies.learn(self.cache)
         room = self._traffic.room(seen.health, self.remedies.out_of_service(pool, besides=seen.health.name))
+        if seen.policy.compute_check:
+            room = replace(room, check=self._checks.known(seen.health.name, seen.pool, seen.memory))
         return decide(seen.health, seen.policy, seen.memory, room, now, released=seen.released)
 
     async def _remember(self, seen: _Seen, decision: Decision, status: dict[str, Any], now: datetime) -> list[ApiFailure]:
@@ -175,6 +183,7 @@ class NodeController:
                 await self.applier.evict(pod, time_to_save(pod, seen.policy.drain))
                 for pod in self._pods((*decision.evict, *decision.restart))
             ],
+            *await self._checks.settle(seen.node, seen.ascend_node, seen.pool, decision.check),
             await self.applier.put_ascend_node(_manifest(seen.node, decision), seen.ascend_node),
         ]
         if seen.released and decision.memory.state != "Quarantined":
@@ -223,14 +232,14 @@ class NodeController:
         return _outcome(failures, self.resync)
 
     def _holders(self, node: str) -> list[Resource]:
-        """The pods that hold devices there, whosever they are, in the form in which the view reads pods."""
+        """The pods that hold devices there, or are about to, whosever they are, in the form in which the view reads pods."""
         return [
             {
                 "metadata": {"namespace": key.namespace, "name": key.name, "uid": self._uid(key)},
                 "spec": {"containers": [{"resources": {"limits": {name: str(count) for name, count in held.items()}}}]},
             }
             for key, held in self.cache.held(node).items()
-        ]
+        ] + self._checks.waiting(node)
 
     def _uid(self, pod: Key) -> str:
         found = self.cache.get(pod.kind, pod.namespace, pod.name)

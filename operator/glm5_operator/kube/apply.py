@@ -175,6 +175,19 @@ class Applier:
             return errors.failure(error, key_of(manifest))
         return None
 
+    async def create_pod(self, manifest: Manifest, owner: Resource) -> ApiFailure | None:
+        """Create a pod that goes with an object of the cluster; one of that name that is there already is no failure."""
+        reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
+        # Not blocking the owner's deletion: that would need a right on its finalizers.
+        owned = {**manifest["metadata"], "ownerReferences": [reference | {"uid": owner["metadata"]["uid"], "controller": True}]}
+        try:
+            self._cache.put(await self._client.create(kinds.POD, {**manifest, "metadata": owned}))
+        except errors.AlreadyExistsError:
+            return None  # the watch will tell
+        except errors.KubeError as error:
+            return errors.failure(error, key_of(manifest))
+        return None
+
     async def take_off(self, resource: Resource, annotation: str) -> ApiFailure | None:
         """Remove one annotation; an object that is gone is no failure."""
         try:

@@ -102,7 +102,15 @@ CLUSTER: Final = (
 )
 """Everywhere."""
 
-NAMESPACE: Final = (_right(kinds.LEASE, ("get", "create", "update"), "The lease that says which operator is active."),)
+NAMESPACE: Final = (
+    _right(kinds.LEASE, ("get", "create", "update"), "The lease that says which operator is active."),
+    _right(
+        kinds.POD,
+        ("create", "delete"),
+        "A pod that multiplies matrices on a node's cards before the node returns from a remedy, where a pool asks for that "
+        "(spec.health.computeCheck). It runs without an API token.",
+    ),
+)
 """In the operator's own namespace."""
 
 CLEANUP_CLUSTER: Final = (

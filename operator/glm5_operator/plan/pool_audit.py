@@ -36,6 +36,7 @@ class Holding:
         annotated: the pod's annotation huawei.com/AscendReal.
         pool: the pool that it names in its node selector; "" for none; None for a pod that only kubelet knows of.
         daemon_set: it belongs to a DaemonSet.
+        compute_check: it is the operator's own, of the remedy of that node.
     """
 
     node: str
@@ -46,6 +47,7 @@ class Holding:
     annotated: str = ""
     pool: str | None = ""
     daemon_set: bool = False
+    compute_check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def audit_pool(
 
 def breach_of(pool: NPUPool, holding: Holding, exempt: Exempt) -> Violating | None:
     """Which rule a holding breaks; None when it keeps them all. The first that says most about how it got there is named."""
-    if holding.namespace in exempt.namespaces or (holding.daemon_set and holding.namespace in exempt.daemon_sets):
+    if holding.compute_check or holding.namespace in exempt.namespaces or (holding.daemon_set and holding.namespace in exempt.daemon_sets):
         return None
     if holding.pool == "":
         return "NoPool"

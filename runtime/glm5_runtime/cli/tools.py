@@ -12,13 +12,25 @@ import typer
 
 def doctor(
     output: Annotated[Literal["table", "json"], typer.Option(help="For people, or one JSON object.")] = "table",
+    compute: Annotated[
+        bool, typer.Option("--compute", help="Only multiply known matrices on each device, and compare with the CPU; one line of JSON.")
+    ] = False,
+    result: Annotated[Path | None, typer.Option(metavar="FILE", help="With --compute: write that line there too.")] = None,
 ) -> None:
     """Say what this machine's stack supports: driver, CANN, torch, cards, and each NPU operator, run on the card if there is one.
 
-    Exit code: 0 all operators run in their kernels and agree with the reference, 1 some don't, 3 no NPU is usable here.
+    Exit code: 0 all operators run in their kernels and agree with the reference, 1 some don't, 3 no NPU is usable here. With --compute:
+    0 every device computes as the CPU does, 1 one doesn't, fails or hangs, 3 nothing can be said of them.
     """
     from glm5_runtime import doctor as examination  # keeps `--help` instant
 
+    if compute:
+        found = examination.compute(os.environ)
+        line = json.dumps({name: found[name] for name in ("outcome", "message")}, ensure_ascii=False)
+        if result is not None:
+            result.write_text(line)
+        typer.echo(line)
+        raise typer.Exit(found["exit_code"])
     report = examination.examine(os.environ)
     typer.echo(json.dumps(report, indent=2) if output == "json" else examination.as_table(report))
     raise typer.Exit(report["exit_code"])

@@ -14,7 +14,7 @@ from tests.api.chart.conftest import SYSTEM, Release, Running, Start, as_json, c
 from tests.cluster.api import ApiCluster
 from tests.cluster.shell import run, wait_for
 from tests.cluster.tools import tool
-from tests.support import gangs
+from tests.support import gangs, kubelet
 from tests.support.agents import Agent, agent_pod
 from tests.support.chart import only
 from tests.support.kube import Kube
@@ -111,7 +111,7 @@ def fine_tune(release: Release) -> None:
 def heal(release: Release) -> None:
     """A card of the service's node fails, and is reset; the service goes to the other node meanwhile."""
     kube = Kube(release.cluster.http)
-    policy = {"mode": "Auto", "debounce": "1s", "verify": "1s", "drain": "2s"}
+    policy = {"mode": "Auto", "debounce": "1s", "verify": "1s", "drain": "2s", "computeCheck": True}
     kube.patch("NPUPool", "", "cards", {"spec": {"health": policy}})
     agents = {node: Agent(kube, node) for node in ("npu-0", "npu-1")}
     for node, agent in agents.items():
@@ -127,10 +127,34 @@ def heal(release: Release) -> None:
 
     wait_for("the reset to be asked for", asked, timeout=60)
     sick.reset_done()
+    end_of_compute_check(kube, sick.node)
     healthy = "/apis/glm5.dev/v1alpha1/ascendnodes/" + sick.node
     wait_for("the node to be back", lambda: release.get(healthy)["status"]["remedy"]["state"] == "Healthy", timeout=60)
+    history = release.get(healthy)["status"]["remedy"]["history"]
+    assert any("compute check passed: 8 x npu" in entry.get("message", "") for entry in history), history
+    wait_for("the check's pod to go", lambda: compute_checks(kube) == [], timeout=60)
     for node in agents:
         kube.delete("Pod", SYSTEM, f"agent-{node}")
+
+
+def compute_checks(kube: Kube) -> list[dict[str, Any]]:
+    return [pod for pod in kube.list("Pod", SYSTEM) if names.COMPUTE_CHECK_LABEL in pod["metadata"].get("labels", {})]
+
+
+def end_of_compute_check(kube: Kube, node: str) -> None:
+    """The pod that computes on the node's cards runs, holds all of them, and says that they are well."""
+
+    def running() -> bool:
+        return [(pod["spec"].get("nodeName"), pod["status"].get("phase")) for pod in compute_checks(kube)] == [(node, "Running")]
+
+    wait_for("the compute check to run", running, timeout=60)
+    (pod,) = compute_checks(kube)
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"]["huawei.com/Ascend910"] == "8"
+    word = '{"outcome": "Passed", "message": "8 x npu"}'
+    state = {"terminated": {"exitCode": 0, "reason": "Completed", "message": word}}
+    told = {"name": container["name"], "image": container["image"], "restartCount": 0, "state": state}
+    kubelet.report(kube, pod, told, phase="Succeeded")
 
 
 def events_of(release: Release, name: str) -> list[dict[str, Any]]:

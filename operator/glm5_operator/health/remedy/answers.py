@@ -29,9 +29,15 @@ class What(TypedDict, total=False):
 
 
 def answer(memory: Memory, step: Step, **what: Unpack[What]) -> Decision:
-    """The decision with this memory. Reason, message and taint follow from it."""
+    """The decision with this memory. Reason, message, taint and compute check follow from it."""
     taint: Taint = "quarantined" if memory.state == "Quarantined" else "remedy" if memory.cordoned else ""
-    return Decision(memory, step, memory.reason, memory.message, taint=taint, **what)
+    return Decision(memory, step, memory.reason, memory.message, taint=taint, check=check_id(memory), **what)
+
+
+def check_id(memory: Memory) -> str:
+    """The compute check that this memory asks for: the same however often; empty for none."""
+    asked = memory.state == "Verifying" and memory.check is not None and memory.check.state == "Asked"
+    return f"{memory.check.since:%Y%m%dt%H%M%S}" if asked and memory.check is not None else ""
 
 
 def elapsed(now: datetime, since: datetime | None, limit: timedelta) -> bool:

@@ -35,6 +35,23 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeCheck:
+    """What is known of the pod that checks the node's cards by computing.
+
+    Attributes:
+        id: of which check, as `Decision.check` asked for it; empty for none.
+        state: Waiting: not there yet, or not ended; CouldNotRun says nothing of the cards.
+        message: what it found, or why it couldn't run.
+        unavailable: why none can be run on this node now; empty where one can.
+    """
+
+    id: str = ""
+    state: Literal["Waiting", "Passed", "Failed", "CouldNotRun"] = "Waiting"
+    message: str = ""
+    unavailable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """What the rest of the cluster allows, and what has been done to this node's pods.
 
@@ -46,12 +63,14 @@ class Room:
         quiet: `namespace/pod` of pods here that are out of traffic by our hand, read from the pods themselves: what a status that was
             lost, or an operator that died between two writes, left behind is put right by it.
         bare: `namespace/pod` of pods here without a controller: nobody makes them anew, so they aren't asked to end for a mere restart.
+        check: what became of the compute check that was asked for.
     """
 
     others: int = 0
     last: frozenset[str] = frozenset()
     quiet: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
+    check: ComputeCheck = ComputeCheck()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,7 @@ class Decision:
         return_to_traffic: to be in traffic again.
         taint: what the node's taint is to be.
         reset: what `spec.reset` is to be; None for none.
+        check: the compute check whose pod is to be there; empty for none.
         requeue_after: look again then even when nothing changed; None: only when something does.
         alerts: what to tell.
     """
@@ -94,5 +114,6 @@ class Decision:
     return_to_traffic: tuple[str, ...] = ()
     taint: Taint = ""
     reset: ResetRequest | None = None
+    check: str = ""
     requeue_after: timedelta | None = None
     alerts: tuple[Alert, ...] = ()

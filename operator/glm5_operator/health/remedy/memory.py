@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from glm5_operator.api.node import MOST_REMEDIES, HotCard, Radius, RemedyEntry, RemedyReport, RemedyState
+from glm5_operator.api.node import MOST_REMEDIES, CheckState, ComputeCheckReport, HotCard, Radius, RemedyEntry, RemedyReport, RemedyState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+CHECKED_STATES: Final = frozenset({"Verifying", "Draining", "Resetting", "WaitingMindCluster"})
+"""Where a compute check counts: while it runs, and when it has failed until the next reset is over."""
 MOST_TIMES: Final = 64
 MOST_TEXT: Final = 1000
 
@@ -40,6 +42,15 @@ class Hot:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """How the compute check of this remedy stands."""
+
+    state: CheckState
+    since: datetime
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """`api.node.RemedyReport` with times as times; that says what each field means."""
 
@@ -61,6 +72,7 @@ class Memory:
     cordoned: bool = False
     healthy_since: datetime | None = None
     hot: tuple[Hot, ...] = ()
+    check: Checked | None = None
     history: tuple[Entry, ...] = ()
 
     @property
@@ -84,7 +96,8 @@ class Memory:
         if moved or reason != self.reason:
             history = (*history, Entry(now, state, reason, message))[-MOST_REMEDIES:]
         since = now if moved else self.since
-        return replace(self, state=state, since=since, reason=reason, message=message, history=history)
+        check = self.check if state in CHECKED_STATES else None
+        return replace(self, state=state, since=since, reason=reason, message=message, check=check, history=history)
 
 
 def read(remedy: Mapping[str, Any] | None) -> RemedyReport | None:
@@ -118,6 +131,7 @@ def load(report: RemedyReport | None) -> Memory:
         cordoned=bool(report.cordoned),
         healthy_since=_time(report.healthy_since),
         hot=tuple(Hot(hot.card, hot.rule, since) for hot in report.hot or () if (since := _time(hot.since))),
+        check=_check(report.check),
         history=tuple(
             Entry(time, entry.state, entry.reason, entry.message) for entry in report.history or () if (time := _time(entry.time))
         ),
@@ -151,11 +165,19 @@ def dump(memory: Memory) -> RemedyReport:
         cordoned=memory.cordoned or None,
         healthy_since=_text(memory.healthy_since),
         hot=tuple(HotCard(card=hot.card, rule=hot.rule, since=_stamp(hot.since)) for hot in memory.hot[:MOST_TIMES]) or None,
+        check=None
+        if memory.check is None
+        else ComputeCheckReport(state=memory.check.state, since=_stamp(memory.check.since), message=memory.check.message),
         history=tuple(
             RemedyEntry(time=_stamp(entry.time), state=entry.state, reason=entry.reason, message=entry.message) for entry in memory.history
         )
         or None,
     )
+
+
+def _check(report: ComputeCheckReport | None) -> Checked | None:
+    since = _time(report.since) if report is not None else None
+    return None if report is None or since is None else Checked(report.state, since, report.message)
 
 
 def _stamp(time: datetime) -> str:

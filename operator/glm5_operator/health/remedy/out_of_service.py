@@ -7,11 +7,11 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from glm5_operator.health.remedy import computing, radius
 from glm5_operator.health.remedy import policy as limits
-from glm5_operator.health.remedy import radius
 from glm5_operator.health.remedy.answers import answer, elapsed, left, quarantine, request, seconds
 from glm5_operator.health.remedy.decision import Alert, Decision, Step
-from glm5_operator.health.remedy.situation import BAD, Plan, Situation
+from glm5_operator.health.remedy.situation import BAD, Plan, Situation, look
 from glm5_operator.health.types import Grade
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ def _again(s: Situation, memory: Memory, reason: str, message: str) -> Decision:
     plan = s.plan(memory)
     if plan.kind == "Isolate":
         return quarantine(memory, s.now, plan.reason, f"{message}; {plan.message}")
+    memory = memory if computing.failed(memory) else replace(memory, check=None)
     return answer(memory.to(s.now, "Draining", reason, message), Step.DRAIN, quiesce=memory.quieted, requeue_after=SOON)
 
 
@@ -245,18 +246,21 @@ def _waiting_mind_cluster(s: Situation, memory: Memory) -> Decision:
 
 
 def _verify(s: Situation, memory: Memory, reason: str, message: str) -> Decision:
-    memory = replace(memory.to(s.now, "Verifying", reason, message), healthy_since=None, cordoned=True, hot=())
+    memory = replace(memory.to(s.now, "Verifying", reason, message), healthy_since=None, cordoned=True, hot=(), check=None)
     return answer(memory, Step.VERIFY, quiesce=s.sitting(s.cards(*BAD)), requeue_after=SOON)
 
 
 def _verifying(s: Situation, memory: Memory) -> Decision:
+    memory = computing.noted(memory, s.policy, s.room.check, s.now)
+    if computing.failed(memory):
+        return _computes_wrongly(s, memory)
     trouble = s.unfit(memory)
     if not trouble and not _read_since(s, memory):
         trouble = "the facts are from before the reset"
     if not trouble:
         since = memory.healthy_since or s.now
         if s.now - since >= s.policy.verify:
-            return _return(s, memory, "Verified", f"good for {seconds(s.policy.verify)}")
+            return _check_or_return(s, replace(memory, healthy_since=since))
         memory = replace(memory.to(s.now, "Verifying", "Good", "all is well; waiting whether it stays so"), healthy_since=since)
         return answer(memory, Step.VERIFY, requeue_after=SOON)
     memory = replace(memory.to(s.now, "Verifying", "NotYetGood", trouble), healthy_since=None)
@@ -265,6 +269,27 @@ def _verifying(s: Situation, memory: Memory) -> Decision:
     if s.need in BAD and not s.node.recovering and elapsed(s.now, memory.since, limits.BOOT_TAKES):
         return _again(s, memory, "StillFaulty", trouble)
     return answer(memory, Step.VERIFY, quiesce=s.sitting(s.cards(*BAD)), requeue_after=SOON)
+
+
+def _check_or_return(s: Situation, memory: Memory) -> Decision:
+    """All is well for long enough. What is left is whether the cards compute, once for each remedy."""
+    good = f"good for {seconds(s.policy.verify)}"
+    memory = computing.asked(memory, s.policy, s.room.check, s.now)
+    if memory.check is None or memory.check.state != "Asked":
+        return _return(s, memory, "Verified", good + computing.told(memory))
+    memory = memory.to(s.now, "Verifying", "ComputeCheck", f"{good}; a pod on its cards checks whether they compute")
+    return answer(memory, Step.VERIFY, requeue_after=LATER)  # the pod's end wakes the node
+
+
+def _computes_wrongly(s: Situation, memory: Memory) -> Decision:
+    """As a fault that asks for a reset, until the next one is over."""
+    found = memory.check.message if memory.check else ""
+    if s.node.hot_reset:
+        told = f"{found}; MindCluster resets these cards, and knows nothing of it"
+        return quarantine(memory, s.now, "ComputeCheckFailed", told)
+    s, memory = look(s.node, s.policy, memory, s.room, s.now)
+    decision = _again(s, memory, "ComputeCheckFailed", found)
+    return decision if decision.alerts else replace(decision, alerts=(Alert("ComputeCheckFailed", found),))
 
 
 def _read_since(s: Situation, memory: Memory) -> bool:

@@ -27,6 +27,8 @@ BOOT_TAKES: Final = timedelta(minutes=5)
 """After a reset, before a fault that is still there counts: MindCluster gives the boot 180 s."""
 VERIFY_TAKES: Final = timedelta(minutes=15)
 """After a reset or a release, until everything must have been good for `verify`; facts that don't change come every 10 min."""
+COMPUTE_CHECK_TAKES: Final = timedelta(minutes=5)
+"""From asking for a compute check to its result; without one by then it is skipped. Its pod has 3 min, the pull of its image among them."""
 MIND_CLUSTER_BEGINS: Final = timedelta(minutes=15)
 """MindCluster waits for 60 s of idleness, then resets; after this it won't any more."""
 MIND_CLUSTER_TAKES: Final = timedelta(minutes=45)
@@ -86,6 +88,7 @@ class Policy:
     debounce: timedelta = timedelta(seconds=60)
     verify: timedelta = timedelta(seconds=60)
     drain: timedelta = timedelta(minutes=15)
+    compute_check: bool = False
     idle_memory: int = 6144
     thermal: tuple[Thermal, ...] = field(default=THERMAL[Product.A2])
 
@@ -108,6 +111,7 @@ class Policy:
             debounce=default.debounce if stated.debounce is None else stated.debounce,
             verify=default.verify if stated.verify is None else stated.verify,
             drain=default.drain if stated.drain is None else stated.drain,
+            compute_check=default.compute_check if stated.compute_check is None else stated.compute_check,
             idle_memory=default.idle_memory if stated.idle_memory is None else stated.idle_memory,
             thermal=default.thermal
             if rules is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from glm5_operator.health.remedy import radius
+from glm5_operator.health.remedy import computing, radius
 from glm5_operator.health.remedy.memory import Hot, Memory
 from glm5_operator.health.types import CardHealth, Fault, Grade, NodeHealth, Product, Source, worst
 
@@ -204,6 +204,8 @@ def _faults(card: CardHealth, policy: Policy, memory: Memory, hot: tuple[Hot, ..
     overdue = card.physical in memory.restarted and waited
     if overdue:
         found = [replace(fault, grade=Grade.RESET_WHEN_IDLE) if fault.grade is Grade.RESTART_ENGINE else fault for fault in found]
+    if (wrong := computing.fault(memory, card.physical)) is not None:
+        found.append(wrong)
     for entry in hot:
         if entry.card == card.physical:
             rule = _rule(policy, entry)

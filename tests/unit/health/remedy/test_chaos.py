@@ -22,7 +22,8 @@ KNOBS = {
 }  # fmt: skip
 """What may happen in two seconds, by weight."""
 OUTCOMES = ("Heals", "Heals", "Heals", "Heals", "Heals", "Lies", "Failed:", "Unknown:", "Refused:AnotherReset", "Refused:NeedsHost")
-POLICY = Policy(mode="Auto", nodes_in_remedy=1, thermal=(Thermal(85, 95, timedelta(minutes=1), "Reset"),))
+COMPUTES = ("Passed", "Passed", "Passed", "Passed", "Failed", "CouldNotRun", "Hangs")
+POLICY = Policy(mode="Auto", compute_check=True, nodes_in_remedy=1, thermal=(Thermal(85, 95, timedelta(minutes=1), "Reset"),))
 
 
 class Chaos:
@@ -32,6 +33,7 @@ class Chaos:
         self.chance = random.Random(seed)
         self.world = World(policy, nodes, lambda: self.chance.choice(OUTCOMES), hot_reset=hot_reset)
         self.world.dies = lambda: self.chance.random() < 0.001
+        self.world.computes = lambda: self.chance.choice(COMPUTES)
         self.made = 0
 
     def schedule(self) -> None:
@@ -47,7 +49,7 @@ class Chaos:
             site, card = self.chance.choice(free)
             self.made += 1
             name = f"prod/{service}-{self.made}"
-            site.pods[name] = Pod(name, service, (card,), stuck=stuck)
+            site.pods[name] = Pod(name, service, (card,), stuck=stuck, bare=service == "foreign")
 
     def turn(self) -> None:
         """Something happens, or nothing."""

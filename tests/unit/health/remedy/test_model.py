@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
+from typing import Any, cast
 
 import pytest
 
-from glm5_operator.health.remedy.decision import OUT_OF_SERVICE, Decision, Room, Step
+from glm5_operator.health.remedy.answers import check_id
+from glm5_operator.health.remedy.decision import OUT_OF_SERVICE, ComputeCheck, Decision, Room, Step
 from glm5_operator.health.remedy.machine import decide
-from glm5_operator.health.remedy.memory import Entry, Memory
+from glm5_operator.health.remedy.memory import Checked, Entry, Memory
 from glm5_operator.health.remedy.policy import Policy
 from glm5_operator.health.types import CardHealth, Fault, Grade, NodeHealth, Product, ResetResult, Trust
 from tests.support.clock import BEGIN
@@ -34,8 +36,11 @@ class Small(Policy):
         return 1
 
 
-POLICY = Small(mode="Auto", resets=1, window=timedelta(days=365), debounce=QUARTER, verify=QUARTER, drain=QUARTER, thermal=())
+POLICY = Small(
+    mode="Auto", resets=1, window=timedelta(days=365), debounce=QUARTER, verify=QUARTER, drain=QUARTER, compute_check=True, thermal=()
+)
 FAULTS = (None, Grade.RESTART_ENGINE, Grade.RESET_WHEN_IDLE, Grade.RESET, Grade.NO_NEW_PODS, Grade.ISOLATE)
+CHECKS = ("Passed", "Failed", "CouldNotRun")
 ANSWERS = (None, "Running", "Succeeded", "Failed", "Unknown", "Refused:CardsBusy", "Refused:NeedsHost")
 PODS = ("team-x/notebook-0",)
 REST = frozenset({"Healthy", "Suspect", "Quarantined"})
@@ -50,10 +55,21 @@ class Event:
     fresh: bool = True
     answer: str | None = None
     others: int = 0
+    last: bool = False
     recovering: bool = False
     released: bool = False
     hot_reset: bool = False
+    check: str = "Waiting"
     later: bool = True
+
+    def room(self, memory: Memory) -> Room:
+        unavailable = "no image" if self.check == "Unavailable" else ""
+        state = cast(Any, "Waiting" if unavailable else self.check)
+        return Room(
+            others=self.others,
+            last=frozenset(PODS) if self.last else frozenset(),
+            check=ComputeCheck(check_id(memory), state, unavailable=unavailable),
+        )
 
     @property
     def node(self) -> NodeHealth:
@@ -86,8 +102,14 @@ def events(memory: Memory, *, hot_reset: bool) -> Iterator[Event]:
                 yield plain
                 if memory.state in {"Healthy", "Suspect", "Quiescing"}:
                     yield replace(plain, others=1)
+                    if held and fault in {Grade.RESTART_ENGINE, Grade.RESET}:
+                        yield replace(plain, last=True)
                 if memory.state == "Resetting":
                     yield from (replace(plain, answer=answer) for answer in ANSWERS if answer)
+                if check_id(memory) and fault in {None, Grade.RESET}:
+                    yield from (replace(plain, check=check) for check in CHECKS)
+                elif memory.state == "Verifying" and memory.check is None and fault is None:
+                    yield replace(plain, check="Unavailable")
                 if memory.state == "Quarantined":
                     yield replace(plain, released=True)
                 if hot_reset:
@@ -98,7 +120,7 @@ def events(memory: Memory, *, hot_reset: bool) -> Iterator[Event]:
 def look(memory: Memory, event: Event) -> tuple[Decision, Memory]:
     """The decision, and its memory with all times as ages."""
     now = BEGIN + (QUARTER if event.later else timedelta(0))
-    decision = decide(event.node, POLICY, memory, Room(others=event.others), now, released=event.released)
+    decision = decide(event.node, POLICY, memory, event.room(memory), now, released=event.released)
     return decision, aged(decision.memory, now)
 
 
@@ -119,12 +141,20 @@ def aged(memory: Memory, now: datetime) -> Memory:
         resets=(BEGIN,) * len(memory.resets),
         remedies=(BEGIN,) * len(memory.remedies),
         history=(Entry(reason_since or BEGIN, memory.state, memory.reason),),
+        check=_checked(memory.check, now),
         id="asked" if memory.state in {"Resetting", "Verifying"} and memory.id else "",
         message="",
     )
     if memory.state in {"Healthy", "Quarantined"} or (memory.state == "Returning" and not memory.reason.startswith("Facts")):
         memory = replace(memory, reason="", history=(), faulty=(), cards=(), radius=None, healthy_since=None, linked=(), restarted=())
     return memory
+
+
+def _checked(check: Checked | None, now: datetime) -> Checked | None:
+    """One that has its answer has no age, and a check that was skipped is as one that went well."""
+    if check is None or check.state == "Asked":
+        return check and Checked("Asked", BEGIN - min(QUARTER, now - check.since))
+    return Checked("Failed" if check.state == "Failed" else "Passed", BEGIN)
 
 
 @cache
@@ -165,6 +195,35 @@ def test_nothing_is_done_on_facts_that_are_not_fresh(graph: Graph) -> None:
                 assert (decision.quiesce, decision.evict, decision.restart) == ((), (), ()), (before, event)
                 assert after.state in {before.state, "Quarantined"}, (before, event)
                 assert (decision.reset is not None) == (before.state == "Resetting" == after.state), (before, event)
+
+
+def test_a_check_by_computing_is_asked_for_in_verify_alone_and_what_it_cannot_say_holds_nothing_up(graph: Graph) -> None:
+    seen = set()
+    for before, steps in graph.items():
+        for event, decision, after in steps:
+            assert not decision.check or (after.state == "Verifying" and decision.reset is None and not decision.evict), (before, event)
+            if check_id(before) and event.fresh and event.fault is None and not event.recovering:
+                seen.add((event.check, after.state))
+    assert {("Passed", "Returning"), ("CouldNotRun", "Returning"), ("Waiting", "Returning"), ("Failed", "Quarantined")} <= seen
+    assert ("Failed", "Returning") not in seen
+    assert ("Passed", "Draining") not in seen
+
+
+def test_the_last_replica_in_traffic_is_kept_for_as_long_as_pods_have_to_end(graph: Graph) -> None:
+    taken = set()
+    for before, steps in graph.items():
+        for event, decision, _ in steps:
+            now = BEGIN + (QUARTER if event.later else timedelta(0))
+            if event.last and decision.restart:
+                assert before.since is not None
+                assert now - before.since >= POLICY.drain, (before, event)
+                taken.add("restarted")
+            if event.last and decision.evict and before.state in {"Healthy", "Suspect", "Quiescing"}:
+                assert (before.state, before.reason) == ("Quiescing", "LastReplica"), (before, event)
+                assert before.reason_since is not None
+                assert now - before.reason_since >= POLICY.drain, (before, event)
+                taken.add("drained")
+    assert taken == {"restarted", "drained"}
 
 
 def test_only_a_person_ends_a_quarantine(graph: Graph) -> None:

@@ -32,6 +32,7 @@ def test_every_field_of_the_api_reaches_the_policy() -> None:
         "debounce": timedelta(seconds=5),
         "verify": timedelta(seconds=6),
         "drain": timedelta(seconds=7),
+        "compute_check": True,
         "idle_memory": 1,
     }
     assert stated.keys() | {"thermal"} == HealthPolicy.model_fields.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,13 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from glm5_operator.api.health_policy import Mode
 from glm5_operator.api.node import RemedyReport, RemedyState
-from glm5_operator.health.remedy.decision import Room
+from glm5_operator.health.remedy.answers import check_id
+from glm5_operator.health.remedy.decision import ComputeCheck, Room
 from glm5_operator.health.remedy.machine import decide
-from glm5_operator.health.remedy.memory import Memory, dump, load
+from glm5_operator.health.remedy.memory import Checked, Memory, dump, load
 from glm5_operator.health.remedy.policy import Policy, Thermal
 from glm5_operator.health.types import CardHealth, Fault, Grade, NodeHealth, Product, ResetResult, Source, Trust
 from tests.support.clock import BEGIN
-from tests.unit.health.remedy.test_chaos import OUTCOMES
+from tests.unit.health.remedy.test_chaos import COMPUTES, OUTCOMES
 from tests.unit.health.remedy.world import CARDS, Pod, World, settle
 
 STATES: tuple[RemedyState, ...] = (
@@ -29,12 +31,12 @@ number = st.integers(0, CARDS - 1)
 class Remedy(RuleBasedStateMachine):
     """One node, and whoever wants to break it. `World.check` holds the invariants on each decision; in the end it must come to rest."""
 
-    @initialize(resets=st.integers(0, 2), hot_reset=st.booleans(), debounce=st.sampled_from((0, 60)))
-    def begin(self, resets: int, hot_reset: bool, debounce: int) -> None:
+    @initialize(resets=st.integers(0, 2), hot_reset=st.booleans(), debounce=st.sampled_from((0, 60)), computes=st.booleans())
+    def begin(self, resets: int, hot_reset: bool, debounce: int, computes: bool) -> None:
         self.outcomes = list(OUTCOMES)
         self.outcome = "Heals"
         hot = (Thermal(85, 95, timedelta(minutes=1), "Reset"),)
-        policy = Policy(mode="Auto", resets=resets, debounce=timedelta(seconds=debounce), thermal=hot)
+        policy = Policy(mode="Auto", resets=resets, debounce=timedelta(seconds=debounce), compute_check=computes, thermal=hot)
         self.world = World(policy, 1, lambda: self.outcome, hot_reset=hot_reset)
         self.site = self.world.sites[0]
         self.pods = 0
@@ -68,6 +70,10 @@ class Remedy(RuleBasedStateMachine):
     @rule(outcome=st.sampled_from(sorted(set(OUTCOMES))))
     def resets_end(self, outcome: str) -> None:
         self.outcome = outcome
+
+    @rule(result=st.sampled_from(sorted(set(COMPUTES))))
+    def checks_end(self, result: str) -> None:
+        self.world.computes = lambda: result
 
     @rule(died=st.lists(st.booleans(), min_size=1, max_size=3))
     def operator_dies(self, died: list[bool]) -> None:
@@ -160,19 +166,26 @@ memories = st.builds(
     quieted=st.lists(names, max_size=2, unique=True).map(tuple),
     cordoned=st.booleans(),
     healthy_since=st.one_of(st.none(), moments),
+    check=st.one_of(st.none(), st.builds(Checked, st.sampled_from(("Asked", "Passed", "Failed", "Skipped")), moments, st.just("x"))),
 )
+checks = st.tuples(st.sampled_from(("Waiting", "Passed", "Failed", "CouldNotRun")), st.sampled_from(("", "no image")))
+rooms = st.builds(Room, st.integers(0, 1), st.frozensets(names), st.frozensets(names), st.frozensets(names))
 modes = st.sampled_from(("Auto", "Auto", "DryRun", "Off"))
 
 
-@given(nodes, memories, modes, st.booleans(), moments)
+@given(nodes, memories, modes, st.booleans(), st.tuples(moments, checks, rooms))
 def test_whatever_the_facts_and_the_status_say_there_is_a_decision_and_it_is_the_same_twice(
-    node: NodeHealth, memory: Memory, mode: Mode, released: bool, now: datetime
+    node: NodeHealth, memory: Memory, mode: Mode, released: bool, look: tuple[datetime, tuple[Any, str], Room]
 ) -> None:
-    policy = Policy(mode=mode)
-    decision = decide(node, policy, memory, Room(), now, released=released)
+    now, known, room = look
+    policy = Policy(mode=mode, compute_check=True)
+    room = replace(room, check=ComputeCheck(check_id(memory), known[0], unavailable=known[1]))
+    decision = decide(node, policy, memory, room, now, released=released)
 
-    assert decide(node, policy, memory, Room(), now, released=released) == decision
+    assert decide(node, policy, memory, room, now, released=released) == decision
+    assert not decision.check or (decision.memory.state == "Verifying" and decision.reset is None)
     assert load(dump(decision.memory)) == decision.memory
+    assert not set(decision.restart) & room.last or decision.memory.since != now.replace(microsecond=0), "the last replica is waited for"
     if node.reset is not None and node.reset.state == "Running":
         assert decision.memory.state != "Returning" or memory.state == "Returning", "nothing returns under a running reset"
     if decision.reset and memory.state != "Resetting":

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Literal
 
 from glm5_operator.api.node import ResetRequest
-from glm5_operator.health.remedy.decision import OUT_OF_SERVICE, Decision, Room
+from glm5_operator.health.remedy.answers import check_id
+from glm5_operator.health.remedy.decision import OUT_OF_SERVICE, ComputeCheck, Decision, Room
 from glm5_operator.health.remedy.machine import decide
 from glm5_operator.health.remedy.memory import Memory, dump, load
 from glm5_operator.health.remedy.policy import Policy
@@ -48,6 +50,20 @@ class Pod:
     ends: datetime | None = None
     stuck: bool = False
     """No eviction ends it: a disruption budget, a finalizer."""
+    bare: bool = False
+    """Nobody makes it anew."""
+
+
+@dataclass
+class CheckPod:
+    """Of a compute check: it holds all cards that were free, until it ends."""
+
+    id: str
+    cards: tuple[int, ...]
+    result: str
+    ends: datetime
+    gone: datetime | None = None
+    """When it will be, after it was told to go."""
 
 
 @dataclass
@@ -73,11 +89,14 @@ class Site:
     request: ResetRequest | None = None
     taint: str = ""
     released: bool = False
+    check_pod: CheckPod | None = None
     # what was seen, for the invariants
     asked: dict[str, datetime] = field(default_factory=dict)
     left: list[datetime] = field(default_factory=list)
 
     def holder(self, card: int) -> str:
+        if self.check_pod is not None and card in self.check_pod.cards:
+            return self.check_pod.id
         return next((pod.name for pod in self.pods.values() if card in pod.cards), "")
 
 
@@ -87,6 +106,8 @@ class World:
     def __init__(self, policy: Policy, nodes: int, outcome: Callable[[], str], *, hot_reset: bool = False) -> None:
         self.policy = policy
         self.hot_reset = hot_reset
+        self.computes: Callable[[], str] = lambda: "Passed"
+        """How a compute check ends: Passed, Failed, CouldNotRun; Hangs until its deadline."""
         self.sites = [Site(f"node-{number}") for number in range(nodes)]
         self.outcome = outcome
         self.seconds = 0.0
@@ -104,6 +125,7 @@ class World:
         self.seconds += seconds
         for site in self.sites:
             site.pods = {name: pod for name, pod in site.pods.items() if pod.ends is None or pod.ends > self.now}
+            self._check_pod(site)
             self._agent(site)
             self._mind_cluster(site)
         if self.seconds < self.down_until:
@@ -114,6 +136,13 @@ class World:
             except OperatorDiedError:
                 self.down_until = self.seconds + 10
                 return
+
+    def _check_pod(self, site: Site) -> None:
+        pod = site.check_pod
+        if pod is not None and pod.gone is not None and pod.gone <= self.now:
+            site.check_pod = None
+        elif pod is not None and pod.ends <= self.now:
+            pod.cards = ()
 
     # --- the agent ------------------------------------------------------------------------------------------------------------
 
@@ -207,7 +236,7 @@ class World:
             measured=site.read,
             ready=site.ready,
             hccs=True,
-            pods=tuple(sorted(site.pods)),
+            pods=tuple(sorted({*site.pods, *([site.check_pod.id] if site.check_pod and site.check_pod.cards else [])})),
             reset=site.result,
             hot_reset=self.hot_reset,
             recovering=frozenset(range(CARDS)) if site.recovering else frozenset(),
@@ -220,7 +249,20 @@ class World:
             others=sum(other.memory.state in OUT_OF_SERVICE for other in self.sites if other is not site),
             last=frozenset(alone & site.pods.keys()),
             quiet=frozenset(pod.name for pod in site.pods.values() if not pod.in_traffic and pod.ends is None),
+            bare=frozenset(pod.name for pod in site.pods.values() if pod.bare),
+            check=self.known(site),
         )
+
+    def known(self, site: Site) -> ComputeCheck:
+        """What the operator can know of the check that it asked for."""
+        id_, pod = check_id(site.memory), site.check_pod
+        if not id_:
+            free = any(not site.holder(card) for card in range(CARDS))
+            return ComputeCheck(unavailable="" if free else "no card is free")
+        if pod is None or pod.id != id_ or pod.ends > self.now:
+            return ComputeCheck(id_)
+        ends: dict[str, Literal["Passed", "Failed", "CouldNotRun"]] = {"Passed": "Passed", "Failed": "Failed"}
+        return ComputeCheck(id_, ends.get(pod.result, "CouldNotRun"), pod.result)
 
     def _operator(self, site: Site) -> None:
         node, room, before = self.health(site), self.room(site), site.memory
@@ -241,6 +283,7 @@ class World:
         for name in (*decision.evict, *decision.restart):
             if name in site.pods:
                 yield lambda name=name: self._evict(site.pods[name])
+        yield lambda: self._compute(site, decision.check)
         yield lambda: self._ask(site, decision.reset)
         if site.released and decision.memory.state != "Quarantined":
             yield lambda: setattr(site, "released", False)
@@ -249,6 +292,14 @@ class World:
         site.request = wanted
         if wanted:
             site.asked.setdefault(wanted.id, self.now)
+
+    def _compute(self, site: Site, wanted: str) -> None:
+        if site.check_pod is not None and site.check_pod.id != wanted and site.check_pod.gone is None:
+            site.check_pod.gone = self.now + timedelta(seconds=5)
+        if wanted and site.check_pod is None:
+            result = self.computes()
+            ends = self.now + timedelta(seconds=180 if result == "Hangs" else 20)
+            site.check_pod = CheckPod(wanted, tuple(card for card in range(CARDS) if not site.holder(card)), result, ends)
 
     def _evict(self, pod: Pod) -> None:
         if not pod.stuck and pod.ends is None:
@@ -266,7 +317,7 @@ class World:
         assert times == sorted(times), "history goes forward"
         kept = before.history[-10:]
         assert any(after.history[i : i + len(kept)] == kept for i in range(len(after.history) + 1)), "history is not rewritten"
-        assert decision.taint == ("quarantined" if after.state == "Quarantined" else "remedy" if after.cordoned else "")
+        assert after.dry_run or decision.taint == ("quarantined" if after.state == "Quarantined" else "remedy" if after.cordoned else "")
         if self.policy.mode != "Auto" and after.state in {"Suspect", "Quiescing"}:
             assert (touched(decision), decision.reset, decision.taint) == ((), None, "")
         assert after.state != "Returning" or before.state == "Returning" or not site.running, "it returns under a running reset"
@@ -274,11 +325,13 @@ class World:
             assert touched(decision) == (), "nothing is concluded from facts that aren't fresh"
             assert decision.reset is None or decision.reset.id in site.asked, "a new reset needs fresh facts"
         assert not (self.hot_reset and decision.reset), "MindCluster resets here"
+        assert not decision.check or (after.state == "Verifying" and self.policy.compute_check), "a compute check is part of Verify"
         if decision.reset and decision.reset.id not in site.asked:
             self._check_reset(site, node, decision.reset)
         if after.state == "Quiescing" and before.state != "Quiescing":
             assert not set(decision.quiesce) & room.last, "the last replica stays"
-        if before.state == "Quarantined" and after.state != "Quarantined":
+        self._check_replicas(before, room, decision)
+        if before.state == "Quarantined" and after.state != "Quarantined" and not before.dry_run:
             assert site.released, "only a person ends a quarantine"
             site.asked, site.left = {}, []
         self._check_flapping(site, before, after)
@@ -287,11 +340,23 @@ class World:
 
     def _check_reset(self, site: Site, node: NodeHealth, wanted: ResetRequest) -> None:
         assert not site.pods, "a pod may hold a card"
+        assert site.check_pod is None or not site.check_pod.cards, "the compute check holds cards"
         assert all(card.known and card.pids == () and not card.holder for card in node.cards), "a card isn't known to be free"
         assert node.ready
         assert wanted.cards == tuple(range(CARDS)), "an A2 with HCCS resets as a whole"
         recent = [time for time in site.asked.values() if self.now - time < self.policy.window]
         assert len(recent) < self.policy.resets, "the budget of resets"
+
+    def _check_replicas(self, before: Memory, room: Room, decision: Decision) -> None:
+        assert not set(decision.restart) & room.bare, "nobody makes it anew"
+        since = decision.memory.since
+        if set(decision.restart) & room.last:
+            assert since is not None
+            assert self.now - since >= self.policy.drain, "a restart took the last replica too early"
+        if decision.memory.state == "Draining" and before.state == "Quiescing" and set(decision.evict) & room.last:
+            assert before.reason == "LastReplica"
+            assert before.reason_since is not None
+            assert self.now - before.reason_since >= self.policy.drain, "a remedy took the last replica too early"
 
     def _check_flapping(self, site: Site, before: Memory, after: Memory) -> None:
         if after.state == "Quiescing" and before.state != "Quiescing" and not after.dry_run:
@@ -325,3 +390,4 @@ def settle(world: World, *, hours: float = 6, step: float = 5) -> None:
             assert site.taint == ""
             assert all(pod.in_traffic for pod in site.pods.values() if pod.ends is None), "a pod was forgotten out of traffic"
             assert site.request is None
+            assert site.check_pod is None
