@@ -46,7 +46,7 @@ class HealthPolicy(Model):
     runtime's image (the operator's site.native_image) on the node. Default: false.
     """
     drain: Duration | None = Field(default=None, json_schema_extra=validations("health-drain"))
-    """How long pods may take to end before somebody is asked. Default: 15m."""
+    """How long pods may take to end before somebody is asked; training gets half of it for a checkpoint, 30m at most. Default: 15m."""
     idle_memory: Annotated[int, Field(ge=0, le=65536)] | None = None
     """HBM in use, MiB, up to which a card without processes counts as idle. Default: 6144 (4.9 GiB is the most seen, on 950DT)."""
     thermal: Annotated[tuple[ThermalRule, ...], Field(strict=False, max_length=8)] | None = Field(

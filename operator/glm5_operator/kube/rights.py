@@ -79,7 +79,7 @@ CLUSTER: Final = (
     _right(
         kinds.POD,
         ("create",),
-        "Pods on failed cards are asked to end, with their own grace and under their disruption budgets.",
+        "Pods on failed cards and on nodes that move are asked to end, under their disruption budgets, training with a longer grace.",
         subresource="eviction",
     ),
     _right(kinds.MIND_CLUSTER_MAP, _SEE, "What MindCluster says of the cards' health, where it is installed."),

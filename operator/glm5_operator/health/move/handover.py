@@ -73,7 +73,7 @@ class Stepped:
         way: for the status; None when there is no move, or when it is over.
         holds: the node is out of service for the move: its remedy rests, and new pods stay away.
         quiesce: `namespace/pod` to be out of traffic.
-        evict: `namespace/pod` to end, by the Eviction API with their own grace.
+        evict: `namespace/pod` to end, by the Eviction API; ranks of training with more than their own grace.
         back: `namespace/pod` to be in traffic again.
         gives_up: nobody wants it moved any more: it is to be assigned to its pool again, and counts as lent no longer.
         reset: what `spec.reset` is to be.

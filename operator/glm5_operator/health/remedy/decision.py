@@ -94,7 +94,7 @@ class Decision:
         reason: why, in one CamelCase word; as in the memory.
         message: why, in words; as in the memory.
         quiesce: `namespace/pod` to be out of traffic now.
-        evict: to end, by the Eviction API with their own grace; they are ours and others'.
+        evict: to end, by the Eviction API, ranks of training with more than their own grace; they are ours and others'.
         restart: to end so that they start anew: told until they have ended, and not of those that come after them.
         return_to_traffic: to be in traffic again.
         taint: what the node's taint is to be.
