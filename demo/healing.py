@@ -99,7 +99,7 @@ def follow(site: Site, before: Node, show: Callable[[dict[str, str]], None], tim
     while True:
         now = look(site, before.name)
         for step in now.steps:
-            if step not in seen:
+            if step not in seen and (states or step["state"] != "Healthy"):  # that the pool heals from now on is a step, too
                 states.add(step["state"])
                 show(step)
         if "Resetting" in states and now.remedy.get("state") == "Healthy":

@@ -87,7 +87,7 @@ def test_its_pool_heals_before_the_card_fails(tmp_path: Path) -> None:
 def test_each_step_is_shown_once_until_the_node_is_back() -> None:
     before = healing.Node("trains", {"state": "Healthy", "history": OLD}, idle=True)
     shown: list[str] = []
-    looks = [status(OLD), status(WAY[:2]), status(WAY[:5]), status(WAY[:5]), status(BACK)]
+    looks = [status(OLD), status([*OLD, step("Healthy", 4)]), status(WAY[:2]), status(WAY[:5]), status(WAY[:5]), status(BACK)]
 
     healing.follow(Scripted(trains=looks), before, lambda one: shown.append(healing.line(one)), pause=0)
 

@@ -39,10 +39,12 @@ def begin(s: Situation, memory: Memory) -> Decision:
     return _quiesce(s, memory, s.plan(memory), "CardFault")
 
 
-def _quiesce(s: Situation, memory: Memory, plan: Plan, reason: str, *, all_pods: bool = False, requeue_after: timedelta = SOON) -> Decision:
+def _quiesce(
+    s: Situation, memory: Memory, plan: Plan, reason: str, *, waits: str = "", all_pods: bool = False, requeue_after: timedelta = SOON
+) -> Decision:
     pods = plan.pods if all_pods else s.sitting(s.cards(*BAD))
     quiet = tuple(sorted({*memory.quieted, *pods} - s.room.last))
-    memory = replace(memory.to(s.now, "Quiescing", reason, plan.message), quieted=quiet)
+    memory = replace(memory.to(s.now, "Quiescing", reason, plan.message + (waits and f"; waits {waits}")), quieted=quiet)
     alerts = (Alert(plan.reason, plan.message),)
     return answer(memory, Step.QUIESCE, quiesce=quiet, alerts=alerts, requeue_after=requeue_after)
 
@@ -63,13 +65,15 @@ def quiescing(s: Situation, memory: Memory) -> Decision:
     if s.room.others >= s.policy.nodes_in_remedy:
         # The controller wakes it when there is room. Of a replica's heir, on another node, no event tells it.
         after = LATER if s.room.last else SELDOM
-        return replace(_quiesce(s, memory, plan, "NoRoom", requeue_after=after), step=Step.WAIT)
+        waits = f"until fewer than {s.policy.nodes_in_remedy} other nodes of the pool are out of service (spec.health.nodesInRemedy)"
+        return replace(_quiesce(s, memory, plan, "NoRoom", waits=waits, requeue_after=after), step=Step.WAIT)
     kept = set(plan.pods) & s.room.last
     waiting_since = memory.reason_since if memory.reason == "LastReplica" else None
     if kept and not elapsed(s.now, waiting_since, s.policy.drain):
         # The controller wakes it when another node serves, too.
         after = min(SELDOM, left(s.now, waiting_since, s.policy.drain))
-        return replace(_quiesce(s, memory, plan, "LastReplica", all_pods=True, requeue_after=after), step=Step.WAIT)
+        waits = f"for another replica in traffic than {min(kept)}, as long as spec.health.drain says at most"
+        return replace(_quiesce(s, memory, plan, "LastReplica", waits=waits, all_pods=True, requeue_after=after), step=Step.WAIT)
     if plan.pods and not kept and not set(plan.pods) <= set(memory.quieted):
         return _quiesce(s, memory, plan, "Quieting", all_pods=True)
     if plan.pods and not elapsed(s.now, memory.reason_since, limits.SETTLE):

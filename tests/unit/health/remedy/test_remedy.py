@@ -181,6 +181,7 @@ def test_pods_that_only_wait_for_their_turn_and_hold_good_cards_stay_in_traffic(
         decision = watch.look(a_node(faults={3: "Alarm"}, held_by=held), Room(others=1))
 
     assert (decision.step, decision.reason, decision.quiesce) == (Step.WAIT, "NoRoom", ("prod/chat-0",))
+    assert "; waits until fewer than 1 other nodes" in decision.message
     assert watch.path == ["Quiescing"]
 
 
@@ -191,6 +192,7 @@ def test_the_last_replica_of_a_service_stays_in_traffic_until_another_serves() -
         decision = watch.look(node, Room(last=frozenset({"prod/chat-0"})))
 
     assert (decision.step, decision.reason, decision.quiesce, decision.evict) == (Step.WAIT, "LastReplica", (), ())
+    assert "; waits for another replica in traffic than prod/chat-0, " in decision.message
     assert watch.look(node).quiesce == ("prod/chat-0",)
     assert watch.until("Draining", node).evict == ("prod/chat-0",)
 
