@@ -1,8 +1,9 @@
 """A small version of the remedy, searched to its end: one pool, one A2 node of two cards, every order of events.
 
-Card 0 gets every kind of fault, a foreign pod comes and goes on card 1, facts go stale, other nodes take the room, the agent answers
-everything it can answer, MindCluster resets or doesn't, a person releases. Time passes in steps of a quarter of an hour or not at all; ages
-beyond all limits are one. Budgets never refill here, which allows more than life does: what can't happen here can't happen there.
+Card 0 gets every kind of fault, a pod comes and goes on card 1, or as the last one of its service on card 0, facts go stale, other nodes
+take the room, the agent answers everything it can answer, MindCluster resets or doesn't, a person releases. Time passes in steps of a
+quarter of an hour or not at all; ages beyond all limits are one. Budgets never refill here, which allows more than life does: what can't
+happen here can't happen there.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class Event:
     def node(self) -> NodeHealth:
         faults = (Fault("X", self.fault.value, self.fault),) if self.fault else ()
         cards = (
-            CardHealth(0, 0, faults=faults, memory_used=3000),
-            CardHealth(1, 1, holder=PODS[0] if self.held else "", memory_used=3000),
+            CardHealth(0, 0, faults=faults, holder=PODS[0] if self.held and self.last else "", memory_used=3000),
+            CardHealth(1, 1, holder=PODS[0] if self.held and not self.last else "", memory_used=3000),
         )
         state, _, reason = (self.answer or "").partition(":")
         return NodeHealth(
