@@ -120,7 +120,7 @@ def test_thirty_minutes_of_everything_failing_break_no_invariant_and_then_all_co
 
 
 def test_the_chaos_reaches_every_state_that_it_can() -> None:
-    chaos = Chaos(20, policy=replace(POLICY, nodes_in_remedy=3))
+    chaos = Chaos(22, policy=replace(POLICY, nodes_in_remedy=3))
     chaos.run()
 
     assert {after for _, after, _ in chaos.world.steps} == {*RESTS, "Quiescing", "Draining", "Resetting", "Verifying", "Returning"}
