@@ -46,6 +46,17 @@ def test_while_a_last_replica_is_kept_in_traffic_its_node_is_looked_at_more_ofte
     assert decision.requeue_after < SELDOM
 
 
+def test_a_last_replica_that_is_waited_for_is_looked_at_seldom_and_when_its_time_is_over() -> None:
+    watch, last = Watch(), Room(last=frozenset({"prod/chat-0"}))
+    decision = settled(watch, room=last)
+    assert (decision.reason, decision.requeue_after) == ("LastReplica", SELDOM)
+
+    watch.seconds += 850
+    after = watch.look(a_node(faults={3: "Alarm"}, held_by=HELD), last).requeue_after
+    assert after is not None
+    assert after < timedelta(seconds=25)
+
+
 def test_what_is_under_way_is_looked_at_each_second() -> None:
     decision = settled(Watch())
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from glm5_operator.health.remedy.decision import Room
+from glm5_operator.health.remedy.out_of_service import SELDOM
 from glm5_operator.health.types import NodeHealth
 from tests.support.health import Watch, a_node, policy
 
@@ -78,6 +81,64 @@ def test_another_card_that_asks_for_a_reset_when_idle_does_not_stop_the_restart(
 
     assert watch.look(both).restart == (CHAT,)
     assert watch.memory.reason == "WaitingForIdle"
+
+
+LAST, BARE = Room(last=frozenset({CHAT})), Room(bare=frozenset({CHAT}))
+
+
+def test_the_last_replica_of_a_service_starts_anew_when_another_serves_or_when_its_time_is_over() -> None:
+    patient, served = Watch(), Watch()
+    for watch in (patient, served):
+        looks = [watch.look(faulty(), LAST) for _ in range(890)]
+        assert {(decision.reason, decision.restart) for decision in looks} == {("LastReplica", ())}
+        assert CHAT in looks[0].message
+        assert looks[1].requeue_after == SELDOM
+        assert looks[-1].requeue_after is not None
+        assert looks[-1].requeue_after <= timedelta(seconds=12)
+
+    assert served.look(faulty()).restart == (CHAT,)
+    decision = [patient.look(faulty(), LAST) for _ in range(15)][-1]
+    assert (decision.reason, decision.restart) == ("EngineRestarted", (CHAT,))
+    assert [entry.reason for entry in patient.memory.history] == ["LastReplica", "EngineRestarted"]
+    assert len(patient.memory.remedies) == 1
+
+
+def test_only_the_last_replica_is_waited_for_and_not_its_neighbours() -> None:
+    watch = Watch()
+    node = a_node(
+        faults={3: "RestartBusiness", 4: "RestartBusiness"}, held_by={3: CHAT, 4: "prod/other"}, uids={CHAT: "a", "prod/other": "b"}
+    )
+
+    assert [watch.look(node, LAST).restart for _ in range(3)] == [("prod/other",)] * 3
+
+
+def test_what_the_restart_of_a_last_replica_is_told_by_is_an_alert_when_it_is_asked_for() -> None:
+    watch = Watch()
+    assert [alert.reason for alert in watch.look(faulty(), LAST).alerts] == ["LastReplica"]
+    assert [alert.reason for alert in watch.look(faulty()).alerts] == ["EngineRestarted"]
+
+
+def test_a_pod_that_nobody_makes_anew_is_left_alone_and_told() -> None:
+    watch = Watch()
+    first = watch.look(faulty(), BARE)
+
+    assert (first.reason, first.restart, [alert.reason for alert in first.alerts]) == ("NotRestarted", (), ["NotRestarted"])
+    assert CHAT in first.alerts[0].message
+    assert {watch.look(faulty(), BARE).restart for _ in range(890)} == {()}
+    assert watch.memory.reason == "NotRestarted"
+    assert watch.look(faulty(), BARE, after=20).reason == "WaitingForIdle", "the card is reset once it is idle"
+    assert not any(decision.evict for decision in watch.seen)
+
+
+def test_beside_a_pod_that_is_left_alone_others_start_anew() -> None:
+    watch = Watch()
+    node = a_node(
+        faults={3: "RestartBusiness", 4: "RestartBusiness"}, held_by={3: CHAT, 4: "prod/other"}, uids={CHAT: "a", "prod/other": "b"}
+    )
+    decision = watch.look(node, BARE)
+
+    assert (decision.reason, decision.restart) == ("EngineRestarted", ("prod/other",))
+    assert f"pod {CHAT} has no controller" in decision.alerts[0].message
 
 
 def test_a_dry_run_restarts_nobody_and_remembers_nobody() -> None:
