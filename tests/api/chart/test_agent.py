@@ -288,6 +288,9 @@ def test_a_node_is_read_written_and_kept_up_to_date_with_the_rights_of_the_chart
     agent.tools.answer("npu-smi info", text(IDLE).replace("| 3     910B2C              | OK ", "| 3     910B2C              | Alarm "))
     wait_for("the fault of card 3", lambda: (card(3).get("health"), card(3).get("codes")) == ("Alarm", ["80E18404"]), timeout=30)
 
+    metrics = httpx.get(f"{agent.address()}/metrics", trust_env=False).text
+    assert f'glm5_card_health{{card="3",node="{node}"}} 0.0' in metrics.splitlines()
+
     agent.tools.answer("npu-smi info", text("err_dcmi_8005_no_device_access.txt"), code=255)
     wait_for("the tool's failure", lambda: facts()["tool"]["state"] == "Failing", timeout=30)
     assert "-8005" in facts()["tool"]["message"]
