@@ -28,7 +28,7 @@ class _Reporting(TyperGroup):
         try:
             return super().invoke(ctx)
         except CliError as error:
-            typer.echo(str(error), err=True)
+            output.note(str(error))
             raise typer.Exit(int(error.code)) from error
 
 

@@ -10,12 +10,13 @@ import io
 import json
 import re
 import tarfile
+import zlib
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from glm5_operator.cli import documents
+from glm5_operator.cli import documents, output
 from glm5_operator.cli.errors import CliError, ExitCode
 from glm5_operator.cli.gather import Collected, has_cards
 from glm5_operator.health.doctor.evidence import Text
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 32 * 2**20
 """Of a file that is read; of a longer one only the end is, which of a log is what counts."""
 MOST_FILES: Final = 5000
+MOST_TOGETHER: Final = 128 * 2**20
+"""Characters of all files together; what comes after them is left out, and told."""
+MOST_UNPACKED: Final = 4 * 2**30
+"""Bytes of an archive's files, read or passed over: a small archive may hold terabytes of zeros."""
 WAITING: Final = "waiting-pods"
 """Folder of pods that have no node yet."""
 _OWN: Final = frozenset({"diagnosis.json", "bundle.json"})
@@ -50,7 +55,7 @@ def write(path: str, collected: Iterable[Collected], diagnosis: Json, about: Jso
                 _add(archive, "diagnosis.json", _json(diagnosis))
                 for found in collected:
                     for name, content in _files(found):
-                        _add(archive, f"{found.node or WAITING}/{name}", content)
+                        _add(archive, f"{_folder(found.node)}/{name}", content)
     except FileExistsError as error:
         raise CliError(ExitCode.INPUT, "is there already", where=path, remedy="remove it, or name another file") from error
     except OSError as error:
@@ -72,6 +77,11 @@ def _files(found: Collected) -> Iterator[tuple[str, str]]:
         )
     for text in found.texts:
         yield f"{re.sub(r'[^A-Za-z0-9.-]+', '_', text.where)}.txt", _SECRET_TEXT.sub(rf"\1{_HIDDEN}", text.text)
+
+
+def _folder(node: str) -> str:
+    """Of a node in the archive. Its name may come from somebody's file, and names a place outside of it."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", node).lstrip(".") or ("node" if node else WAITING)
 
 
 def _json(content: Any) -> str:  # noqa: ANN401 - any JSON
@@ -109,8 +119,8 @@ def read(path: str) -> list[Collected]:
     """What a folder or archive holds; one entry for each node of a bundle, else one for all of it."""
     source = Path(path)
     try:
-        files = list(_members(source) if source.is_dir() else _archived(source))
-    except (OSError, tarfile.TarError, EOFError) as error:
+        files = _first(_members(source) if source.is_dir() else _archived(source))
+    except (OSError, tarfile.TarError, EOFError, ValueError, ArithmeticError, zlib.error) as error:  # what tarfile lets through
         reason = getattr(error, "strerror", None) or str(error)
         raise CliError(ExitCode.INPUT, str(reason).lower(), where=path, remedy="give a folder, or a .tar or .tar.gz") from error
     if not files:
@@ -126,6 +136,18 @@ def read(path: str) -> list[Collected]:
     ]
 
 
+def _first(files: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """As many as are kept in memory."""
+    kept, size = [], 0
+    for name, text in files:
+        size += len(text)
+        if size > MOST_TOGETHER:
+            output.note(f"{name} and what comes after it isn't read: more than {MOST_TOGETHER >> 20} MiB together")
+            break
+        kept.append((name, text))
+    return kept
+
+
 def _members(folder: Path) -> Iterator[tuple[str, str]]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     for path in files[:MOST_FILES]:
@@ -136,15 +158,21 @@ def _members(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _archived(path: Path) -> Iterator[tuple[str, str]]:
     with tarfile.open(path) as archive:
+        unpacked = 0
         for count, member in enumerate(archive):
-            file = archive.extractfile(member) if member.isfile() and count < MOST_FILES else None
+            unpacked += member.size
+            if count >= MOST_FILES or unpacked > MOST_UNPACKED:
+                output.note(f"{member.name} and what comes after it isn't read: more than {MOST_FILES} files or {MOST_UNPACKED >> 30} GiB")
+                break
+            file = archive.extractfile(member) if member.isfile() else None
             if file is not None:
+                file.seek(max(0, member.size - MOST_BYTES))
                 yield from _readable(member.name.removeprefix("./"), file.read(MOST_BYTES))
 
 
 def _readable(name: str, raw: bytes) -> Iterator[tuple[str, str]]:
     if b"\0" not in raw[:4096]:  # a core dump or a database tells us nothing
-        yield name, raw.decode(errors="replace")
+        yield name.encode(errors="replace").decode(), raw.decode(errors="replace")
 
 
 def _collected(files: list[tuple[str, str]]) -> Collected:
@@ -158,7 +186,7 @@ def _collected(files: list[tuple[str, str]]) -> Collected:
         for item in objects or ():
             found = _with(found, item, name)
     node = found.ascend_node or found.kube_node
-    return replace(found, node=str(node["metadata"].get("name", ""))) if node is not None else found
+    return replace(found, node=str((node.get("metadata") or {}).get("name", ""))) if node is not None else found
 
 
 def _with(found: Collected, item: Json, name: str) -> Collected:
@@ -175,7 +203,7 @@ def _with(found: Collected, item: Json, name: str) -> Collected:
         return replace(found, pods=(*found.pods, item)) if has_cards(item) else found
     if kind == "Event":
         return replace(found, texts=(*found.texts, Text(name, f"{item.get('reason', '')}: {item.get('message', item.get('note', ''))}")))
-    if "npu_usable" in item:
+    if "npu_usable" in item and isinstance(item.get("lacking") or [], list):
         return replace(found, reports=(*found.reports, item))
     return replace(found, texts=(*found.texts, Text(name, json.dumps(item))))
 
@@ -192,6 +220,9 @@ def _is_node(item: Json) -> bool:
 def _objects(name: str, text: str) -> list[Json] | None:
     """Objects of a JSON or YAML file, lists taken apart; None of everything else."""
     if not name.endswith((".json", ".yaml", ".yml")):
+        return None
+    if not name.endswith(".json") and len(text) > documents.MOST_BYTES:
+        output.note(f"{name} is read as a text, not as objects: it is larger than {documents.MOST_BYTES >> 20} MiB; JSON may be")
         return None
     try:
         loaded = [json.loads(text)] if name.endswith(".json") else documents.load(text, name)

@@ -29,14 +29,14 @@ FormatOption = Annotated[Format, typer.Option("--output", "-o", help="Form of th
 
 def write_json(data: Any) -> None:  # noqa: ANN401 - any JSON
     """Data as indented JSON."""
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(_encodable(json.dumps(data, indent=2, ensure_ascii=False)) + "\n")
 
 
 def write_yaml(documents: Iterable[Any]) -> None:
     """Documents as YAML, separated as kubectl reads them."""
     import yaml  # tables need none
 
-    sys.stdout.write(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=140))
+    sys.stdout.write(_encodable(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=140)))
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
@@ -51,7 +51,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     for column in columns:
         table.add_column(column, overflow="fold")  # an endpoint that is cut can't be copied
     for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text("" if cell is None else _printable(str(cell))) for cell in row))
     if on_terminal:
         Console().print(table)
         return
@@ -63,11 +63,21 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Lines for people, without control characters: some are quoted from logs."""
+    """Lines for people."""
     for line in lines:
-        sys.stdout.write("".join(letter for letter in line if letter.isprintable()) + "\n")
+        sys.stdout.write(_printable(line) + "\n")
 
 
 def note(text: str) -> None:
     """A remark for the person, not part of the data."""
-    typer.echo(text, err=True)
+    typer.echo("\n".join(map(_printable, text.split("\n"))), err=True)
+
+
+def _printable(text: str) -> str:
+    """Without control characters, with which what is quoted from logs, nodes and files could write anywhere on a terminal."""
+    return "".join(letter for letter in text if letter.isprintable())
+
+
+def _encodable(text: str) -> str:
+    """With a mark for halves of characters, which JSON can spell and no file can hold."""
+    return text.encode(errors="replace").decode()

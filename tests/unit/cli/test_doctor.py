@@ -168,3 +168,65 @@ def test_an_archive_from_elsewhere_writes_nothing_and_follows_no_link(tmp_path: 
         archive.addfile(entry, io.BytesIO(b"EI0006"))
     assert list(troubles("--from", str(path))[""]) == ["HcclConnectTimeout"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["evil.tar"]
+
+
+def test_a_bundle_made_of_somebodys_files_names_no_place_outside_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "ascendnode.json").write_text(json.dumps(ascend_node("../../../etc", missing=[7])))
+    glm5("doctor", "--from", str(tmp_path), "--bundle", str(tmp_path / "out.tar.gz"))
+    with tarfile.open(tmp_path / "out.tar.gz") as archive:
+        assert all(".." not in name.split("/") and not name.startswith("/") for name in archive.getnames())
+        assert any(name.endswith("etc/ascendnode.json") for name in archive.getnames())
+
+
+def test_of_too_much_the_first_files_are_read_and_the_rest_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small archive may hold more than fits into memory."""
+    monkeypatch.setattr(bundle, "MOST_TOGETHER", 3 * 2**20)
+    with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as archive:
+        for number in range(8):
+            entry = tarfile.TarInfo(f"{number}.log")
+            entry.size = 2**20
+            archive.addfile(entry, io.BytesIO(b"EI0006 " + b"a" * (entry.size - 7)))
+    assert [len(found.texts) for found in bundle.read(str(tmp_path / "bomb.tar.gz"))] == [3]
+    monkeypatch.setattr(bundle, "MOST_UNPACKED", 2 * 2**20)
+    run = glm5("doctor", "--from", str(tmp_path / "bomb.tar.gz"))
+    assert run.stderr.startswith("2.log and what comes after it isn't read")
+
+
+def test_the_end_of_a_long_file_counts_in_an_archive_as_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MOST_BYTES", 100)
+    (tmp_path / "engine.log").write_text("x" * 1000 + "the end")
+    with tarfile.open(tmp_path / "logs.tar", "w") as archive:
+        archive.add(tmp_path / "engine.log", "engine.log")
+    assert [text.text[-7:] for found in bundle.read(str(tmp_path / "logs.tar")) for text in found.texts] == ["the end"]
+
+
+def test_a_log_that_is_one_line_of_megabytes_is_read_and_the_terminal_gets_no_control_characters(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[2J.log").write_text("\x1b[31mEI0006 " + "EI0006 a" * 2**17)
+    run = glm5("doctor", "--from", str(tmp_path))
+    assert "HcclConnectTimeout" in run.stdout
+    assert "\x1b" not in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"kind": "AscendNode"},
+        {"kind": "Node", "metadata": {"name": "\ud800", "annotations": 3}},
+        {"npu_usable": False, "lacking": 3},
+        {
+            "kind": "ConfigMap",
+            "metadata": {"name": "cluster-info-device-0", "namespace": "mindx-dl"},
+            "data": {"cluster-info-device-0": []},
+        },
+        pod(securityContext={"capabilities": {"drop": True, "add": 1}}, volumeMounts=[{"name": ["x"], "mountPath": "/dev/shm"}]),
+        {**pod(), "spec": {"volumes": [{"name": []}], "containers": [{"resources": {"limits": {"huawei.com/Ascend910": "2"}}}]}},
+    ],
+    ids=lambda item: str(item.get("kind")),
+)
+def test_objects_of_any_shape_end_in_words_and_in_no_traceback(tmp_path: Path, item: dict[str, Any]) -> None:
+    (tmp_path / "node-1").mkdir()
+    (tmp_path / "node-1" / "ascendnode.json").write_text(json.dumps(ascend_node()))
+    (tmp_path / "node-1" / "item.json").write_text(json.dumps(item))
+    for form in ("table", "json", "yaml"):
+        run = glm5("doctor", "--from", str(tmp_path), "-o", form)
+        assert run.exit_code in {0, 3, 4}, run.output

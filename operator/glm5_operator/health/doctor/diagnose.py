@@ -5,8 +5,9 @@ Pure. It never concludes from what is absent in a collection, only from what was
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from glm5_operator.health.doctor.evidence import Diagnosis, Text
 from glm5_operator.health.doctor.mindcluster_troubles import mindcluster_troubles
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from glm5_operator.health.doctor.evidence import Evidence
+
+
+_LONG_LINE: Final = re.compile(r"([^\n]{2048})(?=[^\n])")
+"""A log that is one line of megabytes is read in pieces: patterns look for the rest of a trouble up to the end of its line."""
 
 
 def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
@@ -38,10 +43,11 @@ def _outputs(evidence: Evidence) -> Iterator[Text]:
 
 def _text_troubles(texts: Iterable[Text]) -> Iterator[Diagnosis]:
     for text in texts:
-        known = [(pain, lines) for pain in pains() if (lines := pain.lines(text.text))]
+        logged = _LONG_LINE.sub("\\1\n", text.text)
+        known = [(pain, lines) for pain in pains() if (lines := pain.lines(logged))]
         for pain, lines in known:
             yield Diagnosis(pain.name, pain.cause, tuple(f"{text.where}: {line}" for line in lines), pain.fix, pain.certain, pain.links)
-        code = error_of(text.text)
+        code = error_of(logged)
         if (
             code is not None
             and code.known

@@ -36,10 +36,12 @@ class Pain(BaseModel):
         """Lines of the text that show it, each once."""
         found: dict[str, None] = {}
         for pattern in self.when:
-            for match in pattern.finditer(text):
+            after = 0
+            while after < len(text) and (match := pattern.search(text, after)):  # on from the line's end: some logs are one long line
                 start = text.rfind("\n", 0, match.start()) + 1
                 end = text.find("\n", match.start())
-                found[text[start : end if end >= 0 else len(text)].strip()[:LINE_CHARACTERS]] = None
+                after = end + 1 if end >= 0 else len(text)
+                found[text[start:after].strip()[:LINE_CHARACTERS]] = None
                 if len(found) == MOST_LINES:
                     return tuple(found)
         return tuple(found)

@@ -134,7 +134,7 @@ def _user(container: _Container) -> Iterator[Diagnosis]:
             ("vllm-project/vllm-ascend#9490", "vllm-project/vllm-ascend#9495"),
         )
     capabilities = object_at(container.spec, "securityContext", "capabilities")
-    dropped, added = capabilities.get("drop") or (), capabilities.get("add") or ()
+    dropped, added = (found if isinstance(found := capabilities.get(how), list) else [] for how in ("drop", "add"))
     if "ALL" in dropped and "DAC_OVERRIDE" not in added and uid in (None, 0) and container.security("runAsNonRoot") is not True:
         yield Diagnosis(
             "RootWithoutOverride",
@@ -151,7 +151,7 @@ def _shared_memory(container: _Container) -> Iterator[Diagnosis]:
     if container.cards < 2 or ours or object_at(container.pod, "spec").get("hostIPC") is True:
         return
     mounts = {str(mount.get("name")) for mount in _objects(container.spec.get("volumeMounts")) if mount.get("mountPath") == _SHM}
-    volumes = [volume for volume in _objects(object_at(container.pod, "spec").get("volumes")) if volume.get("name") in mounts]
+    volumes = [volume for volume in _objects(object_at(container.pod, "spec").get("volumes")) if str(volume.get("name")) in mounts]
     if not volumes:
         found = f"no volume at {_SHM}, so 64 MiB"
     else:

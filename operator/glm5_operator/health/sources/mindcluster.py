@@ -316,7 +316,7 @@ def _in_cluster(config_map: Mapping[str, Any], entry: str, read: Callable[[str, 
     if text == "":
         return None  # ClusterD writes so when it has nothing to say of any node: all hosts are well
     try:
-        whole = _cluster(text)
+        whole = _cluster(text if isinstance(text, str) else None)
         return None if entry not in whole else read(where, _object(whole[entry], entry))
     except _WrongError as error:
         return Unreadable(where, str(error))
