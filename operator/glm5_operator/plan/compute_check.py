@@ -119,7 +119,8 @@ def _first_loss(planned: Manifest, after: Manifest, resource: str) -> Loss | Non
 
 def _of_site(pool: NPUPool) -> Manifest:
     """Of the pool's podTemplate: how its containers get the driver and packages, by plain variables and folders of the host."""
-    spec: Mapping[str, Any] = (pool.spec.pod_template or {}).get("spec") or {}
+    stated: Mapping[str, Any] = pool.spec.pod_template or {}
+    spec: Mapping[str, Any] = stated.get("spec") or {}
     owner = names.TRAINER_CONTAINER if pool.spec.role == "Training" else names.ENGINE_CONTAINER
     theirs: Mapping[str, Any] = next((one for one in _entries(spec.get("containers")) if one.get("name") == owner), {})
     volumes = [volume for volume in _entries(spec.get("volumes")) if any(source in volume for source in _HARMLESS_VOLUMES)]

@@ -54,12 +54,13 @@ def _verdict(message: str) -> tuple[Literal["Passed", "Failed", "CouldNotRun"], 
         said = json.loads(message.strip().splitlines()[-1]) if message.strip() else None
     except ValueError:
         return None
-    outcome = _OUTCOMES.get(str(said.get("outcome"))) if isinstance(said, dict) else None
-    return None if outcome is None else (outcome, _text(str(said.get("message") or "")))
+    if not isinstance(said, dict) or (outcome := _OUTCOMES.get(str(said.get("outcome")))) is None:
+        return None
+    return outcome, _text(str(said.get("message") or ""))
 
 
 def _why_waiting(status: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
-    unscheduled = next((one for one in status.get("conditions") or () if one.get("type") == "PodScheduled"), {})
+    unscheduled: Mapping[str, Any] = next((one for one in status.get("conditions") or () if one.get("type") == "PodScheduled"), {})
     if unscheduled.get("status") == "False":
         return str(unscheduled.get("message") or unscheduled.get("reason") or "")
     return str(waiting.get("reason") or "")

@@ -94,6 +94,17 @@ def test_what_is_not_known_is_no_violation(told: Json, passed: float) -> None:
     assert look(NODE, told, minutes=passed).strays == ()
 
 
+@pytest.mark.parametrize(("namespace", "breaches"), [("prod", 0), ("team", 1)])
+def test_a_compute_check_is_the_operators_own_in_its_namespace_alone(namespace: str, breaches: int) -> None:
+    cache, facts = filled(a_pool(resourceName=CARD, namespaces=["other"]), NODE)
+    pod = on("a", "check", 1)
+    cache.put({**pod, "metadata": {**pod["metadata"], "namespace": namespace, "labels": {"glm5.dev/compute-check": "a"}}})
+    auditor = Auditor(cache, cast(Applier, None), facts, Exempt(), timedelta(minutes=1), "prod")
+    (pool,) = facts.pools()
+
+    assert len(auditor.audit(pool, plan_pool(pool, facts.pools(), facts.nodes()), at()).breaches) == breaches
+
+
 def test_a_pod_whose_cards_kubelet_has_yet_to_name_may_be_the_processes() -> None:
     assert look(NODE, on("a", "starting", 1), ascend_node(TAKEN)).strays == ()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from glm5_operator.plan.facts import NodeFacts, Product
@@ -34,6 +36,12 @@ def held(namespace: str = "prod", *, names: str | None = "inference", daemon_set
 )
 def test_a_holding_is_held_against_the_rules_that_admission_has(holding: Holding, reason: str | None) -> None:
     assert breach_of(pool({"namespaces": ["prod"]}), holding, SITE) == reason
+
+
+def test_the_operators_own_compute_check_breaks_no_rule() -> None:
+    check = replace(held("glm5-system", names="inference"), compute_check=True)
+
+    assert breach_of(pool({"namespaces": ["prod"]}), check, NOBODY) is None
 
 
 def test_a_pool_that_is_open_to_all_asks_only_to_be_named() -> None:
