@@ -23,6 +23,8 @@ LIST: Final = "/v1.PodResourcesLister/List"
 ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 SOCKET: Final = "pod-resources/kubelet.sock"
 VENDOR: Final = "huawei.com/"
+DRIVER: Final = "npu.huawei.com"
+"""Of the vendor's devices that are given by claims (dynamic resource allocation). Their names don't tell the physical id."""
 _CARD = re.compile(r"[A-Za-z][A-Za-z0-9]*-(\d+)")
 _RENAMED = re.compile(r"[A-Za-z][A-Za-z0-9-]*-(\d+)")
 """A prefix of the site's own (DevicePublicNamePre in the device plugin's deviceNameCustomization.json) and the physical id. Where the
@@ -106,7 +108,9 @@ def sort_out(given: Collection[Device], offered: Collection[str], resources: Col
     for device in given:
         who = f"{device.resource} {device.id} of {device.holder.namespace}/{device.holder.pod}"
         card = (_CARD if device.resource.startswith(VENDOR) else _RENAMED).fullmatch(device.id)
-        if not counts:
+        if device.resource == DRIVER:
+            unclear.append(who)
+        elif not counts:
             unclear.append(f"{who}, of a resource that isn't among admission.resources")
         elif device.resource not in counts or _VIRTUAL.search(device.resource):
             continue
@@ -118,10 +122,11 @@ def sort_out(given: Collection[Device], offered: Collection[str], resources: Col
 
 
 def devices(message: bytes) -> Iterator[Device]:
-    """Every device in a ListPodResourcesResponse.
+    """Every device in a ListPodResourcesResponse; of those given by claims the vendor's, with their driver as resource.
 
     Field numbers are those of k8s.io/kubelet/pkg/apis/podresources/v1/api.proto: pod_resources 1; PodResources name 1, namespace 2,
-    containers 3; ContainerResources name 1, devices 2; ContainerDevices resource_name 1, device_ids 2.
+    containers 3; ContainerResources name 1, devices 2, dynamic_resources 5; ContainerDevices resource_name 1, device_ids 2;
+    DynamicResource claim_resources 4; ClaimResource driver_name 2, device_name 4.
 
     Raises:
         PodResourcesError: It isn't one.
@@ -133,6 +138,8 @@ def devices(message: bytes) -> Iterator[Device]:
             for entry in _all(container, 2):
                 resource = _one(entry, 1)
                 yield from (Device(holder, resource, item.decode(errors="replace")) for item in _all(entry, 2))
+            claimed = (item for claim in _all(container, 5) for item in _all(claim, 4))
+            yield from (Device(holder, DRIVER, _one(item, 4)) for item in claimed if _one(item, 2) == DRIVER)
 
 
 def _message(body: bytes) -> bytes:

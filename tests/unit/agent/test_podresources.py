@@ -156,10 +156,24 @@ def test_whatever_bytes_come_they_are_devices_or_a_named_fault(raw: bytes) -> No
     sort_out(found, (), ())
 
 
-def test_a_message_that_is_cut_anywhere_is_a_fault_or_a_shorter_list() -> None:
-    def field(number: int, value: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(value)]) + value
+def field(number: int, value: bytes) -> bytes:
+    """A length-delimited field of less than 128 bytes."""
+    return bytes([number << 3 | 2, len(value)]) + value
 
+
+def test_a_card_that_was_given_by_a_claim_leaves_open_which_one_it_is_and_claims_of_other_drivers_are_passed_over() -> None:
+    def claim(driver: bytes, device: bytes) -> bytes:
+        return field(5, field(2, b"c") + field(4, field(2, driver) + field(3, b"n1") + field(4, device)))
+
+    container = field(1, b"engine") + claim(b"gpu.x.com", b"gpu-0") + claim(b"npu.huawei.com", b"npu-3-0")
+    given = tuple(devices(field(1, field(1, b"chat-0") + field(2, b"team-a") + field(3, container))))
+
+    found = sort_out(given, ("huawei.com/Ascend910",), ())
+
+    assert (found.holders, found.unclear) == ({}, ("npu.huawei.com npu-3-0 of team-a/chat-0",))
+
+
+def test_a_message_that_is_cut_anywhere_is_a_fault_or_a_shorter_list() -> None:
     entry = field(1, b"huawei.com/Ascend910") + field(2, b"Ascend910-3")
     whole = field(1, field(1, b"chat-0") + field(2, b"team-a") + field(3, field(1, b"engine") + field(2, entry)))
     assert [device.id for device in devices(whole)] == ["Ascend910-3"]
