@@ -56,12 +56,13 @@ def _read(path: str) -> Json:
 
 
 def _show_checks(found: Versions, checks: tuple[Check, ...], form: output.Format) -> None:
+    if form is output.Format.TABLE and not checks:
+        output.note("one version alone fits everything: state a second one")
+        return
     if form is output.Format.TABLE:
         rows = [(one.verdict, one.found, one.beside, "" if one.verdict is Verdict.FITS else one.need) for one in checks]
         output.write_table(("VERDICT", "FOUND", "BESIDE", "NEED"), rows)
         output.write_lines(f"source: {source}" for source in dict.fromkeys(one.source for one in checks))
-        if not checks:
-            output.note("one version alone fits everything: state a second one")
         return
     data = {
         "versions": {name: value for name, value in asdict(found).items() if value},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from glm5_operator.api.common import InvalidObjectError
 from glm5_operator.cli import bundle, gather, output
 from glm5_operator.cli.errors import CliError, ExitCode
+from glm5_operator.cli.nodes import NO_NODES
 from glm5_operator.health.doctor.diagnose import diagnose
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ def run_doctor(node: str | None, source: str | None, target: str | None, kubecon
     """
     collected = bundle.read(source) if source is not None else gather.from_cluster(node, kubeconfig)
     if source is not None and node is not None:
+        known = ", ".join(one.node for one in collected if one.node)
         collected = [one for one in collected if one.node == node]
         if not collected:
-            raise CliError(ExitCode.INPUT, f"nothing of a node {node}", where=source)
+            raise CliError(ExitCode.INPUT, f"nothing of a node {node}", where=source, remedy=f"it tells of {known or 'no node by name'}")
     told = [(one.node, _judged(one, live=source is None)) for one in collected]
     data = _as_data(told)
     if form is output.Format.JSON:
@@ -57,7 +59,7 @@ def run_doctor(node: str | None, source: str | None, target: str | None, kubecon
     troubles = sum(len(found) for _, found in told)
     if troubles:
         raise CliError(ExitCode.STALLED, f"{troubles} trouble{'s' * (troubles > 1)} found")
-    output.note(f"nothing wrong found on {len(told)} node{'s' * (len(told) != 1)}" if told else "there are no AscendNodes")
+    output.note(f"nothing wrong found on {len(told)} node{'s' * (len(told) != 1)}" if told else NO_NODES)
 
 
 def _judged(found: Collected, *, live: bool) -> tuple[Diagnosis, ...]:

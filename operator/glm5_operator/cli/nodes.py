@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from glm5_operator.cli.cluster import Json
     from glm5_operator.kube.client import Client
 
+NO_NODES: Final = f"there are no AscendNodes: the operator makes one for each node of an {names.POOL_KIND}, and `glm5 pools` lists those"
 _COLUMNS: Final = ("NAME", "PRODUCT", "DRIVER", "CARDS", "HELD", "HEALTH", "REMEDY", "READ", "WHY")
 _CARD_COLUMNS: Final = (
     "CARD",
@@ -49,6 +50,8 @@ def show_nodes(name: str | None, kubeconfig: str | None, form: output.Format) ->
     else:
         now = datetime.now(UTC)
         output.write_table(_COLUMNS, [_row(node, now) for node in nodes])
+        if not nodes:
+            output.note(NO_NODES)
         if name is not None:
             output.write_table(_CARD_COLUMNS, [_card_row(card) for card in _facts(nodes[0]).get("cards") or ()])
 

@@ -84,7 +84,8 @@ def in_words(violation: Mapping[str, Any]) -> str:
             f"{who}, which no pod was given: `cat /proc/PID/cgroup` on the node tells their container; end it. "
             "Privileged containers and ASCEND_VISIBLE_DEVICES get cards that way"
         )
-    who = f"pod {violation['namespace']}/{violation['pod']} holds {violation['count']} cards of node {violation['node']}"
+    count = violation["count"]
+    who = f"pod {violation['namespace']}/{violation['pod']} holds {count} card{'s' * (count > 1)} of node {violation['node']}"
     return f"{who} {_WHY[violation['reason']]}"
 
 
