@@ -199,7 +199,7 @@ class NodeController:
         if before.since is None or (before.state, before.reason) == (after.state, after.reason):
             return  # nor is it news that the agent of a node just seen hasn't reported yet
         dry = "(dry run) " if after.dry_run else ""
-        tell = self.events.normal if after.state in {"Returning", "Healthy"} else self.events.warning
+        tell = self.events.normal if after.state == "Returning" else self.events.warning
         for alert in decision.alerts:
             tell(seen.ascend_node, alert.reason, dry + alert.message)
         if before.state != after.state and not decision.alerts:

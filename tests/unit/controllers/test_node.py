@@ -56,7 +56,8 @@ class Edge:
         if resource.get("status") == status:
             return None
         current = self.cache.get("AscendNode", "", resource["metadata"]["name"]) or resource
-        return self._write(f"remember {status['remedy']['state']}", {**current, "status": {**(current.get("status") or {}), **status}})
+        kept = {name: value for name, value in (current.get("status") or {}).items() if name not in (resource.get("status") or {})}
+        return self._write(f"remember {status['remedy']['state']}", {**current, "status": {**kept, **status}})
 
     async def label_pod(self, pod: Json, name: str, value: str | None) -> ApiFailure | None:
         labels = {**pod["metadata"]["labels"], name: value}
@@ -65,7 +66,12 @@ class Edge:
     async def evict(self, pod: Json, grace: int | None = None) -> ApiFailure | None:
         return self._write(f"evict {pod['metadata']['name']}" + ("" if grace is None else f" within {grace} s"), pod)
 
-    async def patch_node(self, node: Json, *, labels: Json, taints: list[Json] | None = None) -> ApiFailure | None:
+    async def patch_node(
+        self, node: Json, *, labels: Json, taints: list[Json] | None = None, annotations: Json | None = None
+    ) -> ApiFailure | None:
+        if annotations:
+            kept = {name: value for name, value in {**node["metadata"]["annotations"], **annotations}.items() if value is not None}
+            return self._write(f"note {kept}", {**node, "metadata": {**node["metadata"], "annotations": kept}})
         if taints is None:
             return None
         return self._write(f"taint {[taint['value'] for taint in taints]}", {**node, "spec": {**node["spec"], "taints": taints}})
