@@ -287,6 +287,23 @@ def test_an_exempt_namespace_is_left_alone(bare: Kube) -> None:
     assert _refusal(bare, a_pod("lab", nodeName="node-1")) == ""
 
 
+def test_what_the_operator_makes_in_its_own_namespace_passes_in_a_pool_that_is_not_open_to_it_and_nobody_elses_pod_does(bare: Kube) -> None:
+    system = "glm5-system"
+    bare.create({"kind": "Namespace", "metadata": {"name": system}})
+    until("its ServiceAccount", lambda: bare.find("ServiceAccount", system, "default") is not None)
+
+    def refusal(account: str, namespace: str = system) -> str:
+        user = {"Impersonate-User": f"system:serviceaccount:{system}:{account}", "Impersonate-Group": "system:masters"}
+        document = {"apiVersion": "v1", **a_pod(namespace, nodeSelector=POOL)}
+        answer = bare.http.post(bare.path("Pod", namespace), params={"dryRun": "All"}, json=document, headers=user)
+        assert answer.is_success or answer.status_code in {403, 422}, answer.text
+        return "" if answer.is_success else str(answer.json()["message"])
+
+    assert refusal("r-glm5-operator") == ""
+    assert "isn't open to namespace glm5-system" in refusal("default")
+    assert "isn't open to namespace dev" in refusal("r-glm5-operator", "dev")
+
+
 @pytest.mark.usefixtures("enforcement")
 @pytest.mark.parametrize("stated", ["Warn", None])
 def test_warn_takes_the_pod_and_says_what_is_wrong_and_is_what_a_pool_does_that_says_nothing(bare: Kube, stated: str | None) -> None:
