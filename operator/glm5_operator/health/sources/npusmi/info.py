@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .readings import ChipRow, InfoTable, Layout, Pair, ProcessRow
-from .text import DEGREES, ID, MEBIBYTES, PERCENT, PID, WATTS, Line, Notes, note_strangers, split, take_error
+from .text import DEGREES, ID, LEFT_OUT, MEBIBYTES, MOST_LINES, PERCENT, PID, WATTS, Line, Notes, note_strangers, split, take_error
 
 _BANNER: Final = re.compile(r"npu-smi (\S+)\s+Version: (\S+)")
 _RULE: Final = re.compile(r"\+[-=+]+\+")
@@ -65,8 +65,8 @@ def parse_info(text: str) -> InfoTable:
             continue
         if _RULE.fullmatch(row):
             _end_block(table)
-        elif row == "...":
-            table.notes.add(line, "rows were left out here by whoever copied it")
+        elif row == LEFT_OUT:
+            table.notes.add(line, "rows were left out here: by whoever copied it, or for being too many")
             _broke(table)
         elif len(row) > 1 and row.startswith("|") and row.endswith("|"):
             _row(table, line, [cell.strip() for cell in row[1:-1].split("|")])
@@ -88,7 +88,7 @@ def parse_info(text: str) -> InfoTable:
         free_npus=frozenset(table.free - {row.npu for row in table.processes}),
         listed_npus=frozenset(table.listed),
         whole=table.below and not table.lost and error is None,
-        warnings=tuple(found[1] for line in text.split("\n") if (found := _WARNING.fullmatch(line.rstrip()))),
+        warnings=tuple(found[1] for line in text.split("\n", MOST_LINES)[:MOST_LINES] if (found := _WARNING.fullmatch(line.rstrip()))),
     )
 
 

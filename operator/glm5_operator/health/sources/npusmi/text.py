@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 LONGEST_LINE: Final = 200
 MOST_CHARACTERS: Final = 4096
 """Of a line; what is longer is no line of the tool, counts as cut, and can't hold up a pattern."""
+MOST_LINES: Final = 10_000
+"""Of a text that are looked at; a table of 64 cards has a few hundred. A megabyte of empty lines would keep the agent busy for seconds."""
+LEFT_OUT: Final = "..."
+"""Stands for the lines beyond: it is no line of the tool, so nobody takes what was read for the whole."""
 MOST_PROBLEMS: Final = 64
 """A text that is no answer of the tool at all would give a problem for each line."""
 
@@ -63,7 +67,9 @@ class Line:
 
 def split(text: str) -> list[Line]:
     """All lines, the driver library's noise left out."""
-    pieces = text.split("\n")
+    pieces = text.split("\n", MOST_LINES)
+    if len(pieces) > MOST_LINES:
+        pieces[-1] = LEFT_OUT
     numbered = (
         Line(number, line[:MOST_CHARACTERS].rstrip().expandtabs(8), number == len(pieces) or len(line) > MOST_CHARACTERS)
         for number, line in enumerate(pieces, 1)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from glm5_operator.health.sources.hccn import parse_hccn_conf
 from glm5_operator.health.sources.npusmi import parse_health, parse_info, parse_list, parse_map, parse_reset, parse_topology, parse_watch
 from glm5_operator.health.sources.npusmi.readings import ResetOutcome
+from glm5_operator.health.sources.npusmi.text import MOST_LINES, split
 from glm5_operator.health.sources.reading import Reading
 from tests.unit.health.sources.npusmi.files import FILES, PARSERS, Parser, parser_of
 
@@ -169,3 +170,15 @@ def test_a_long_text_takes_time_in_proportion(parser: Parser) -> None:
     for piece in ("| 0 ", "a: ", " ", "0/", "[y/n]", "Message : ", "NPU0 ", "=", "Status "):
         check(parser(piece * (50_000 // len(piece))))
         check(parser((piece * 20 + "\n") * 500))
+
+
+def test_of_more_lines_than_a_tool_prints_the_first_are_read_and_are_never_the_whole() -> None:
+    """A megabyte of empty lines is a hundred megabytes of lines, and seconds in which the agent answers nobody."""
+    table = parse_info(TABLES[0])
+    assert table.whole
+    endless = parse_info(TABLES[0] + "\n" * MOST_LINES)
+    assert endless.chips == table.chips
+    assert any("left out" in problem.reason for problem in endless.problems)
+    behind = parse_info("\n" * MOST_LINES + TABLES[0])
+    assert (behind.chips, behind.whole) == ((), False)
+    assert len(split("a\n" * (2 * MOST_LINES))) == MOST_LINES + 1
