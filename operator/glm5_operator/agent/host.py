@@ -5,8 +5,10 @@ Only reads; what isn't there or can't be read is absent.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +21,8 @@ CPU_FLAGS: Final = frozenset({"avx512f", "avx512_bf16", "amx_bf16", "amx_tile", 
 DRIVER_NODES: Final = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 _DAVINCI = re.compile(r"davinci(\d+)")
 _MOST_NODES, _MOST_DISKS = 96, 32
+_MOST_BYTES: Final = 4 * 2**20
+"""Of a file: what is read of /proc/cpuinfo for a thousand processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,20 @@ class Host:
         return self.root / str(name).lstrip("/")
 
     def text(self, name: str) -> str | None:
-        """A file's text; None when there is none or it can't be read."""
+        """A file's text, or its beginning; None when there is none or it can't be read. What is no file (a pipe) would never end."""
         try:
-            return self.path(name).read_text(errors="replace")
+            opened = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return None
+        try:
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                return None
+            with os.fdopen(opened, "rb", closefd=False) as file:
+                return file.read(_MOST_BYTES).decode(errors="replace")
+        except OSError:
+            return None
+        finally:
+            os.close(opened)
 
     def davinci(self) -> frozenset[int]:
         """N of every /dev/davinciN."""

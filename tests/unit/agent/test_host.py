@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,18 @@ def test_a_numa_node_that_is_none_is_absent(tmp_path: Path, text: str) -> None:
     (slot / "numa_node").write_text(text, encoding="latin-1")
 
     assert Host(tmp_path).pcie("0000:C1:00.0").numa is None
+
+
+def test_what_is_no_file_is_absent_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "file").write_text("Version=25.2.0")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(500 * 2**20)
+
+    host, open_files = Host(tmp_path), len(os.listdir("/proc/self/fd"))
+
+    assert [host.text(name) for name in ("pipe", "folder", "zero", "none", "file")] == [None, None, None, None, "Version=25.2.0"]
+    assert len(host.text("huge") or "") == 4 * 2**20
+    assert len(os.listdir("/proc/self/fd")) == open_files
