@@ -74,7 +74,8 @@ class PoolController:
         refused = await self.applier.write_status(pool, report.status)
         self._tell(pool, report)
         if held:
-            self.events.normal(pool, findings.RESET_RUNS, findings.reset_runs(held).message)
+            told = findings.reset_runs(held)
+            self.events.normal(pool, told.reason, told.message)
         if not isinstance(stated, InvalidObjectError) and stated.spec.enforcement == "Evict":
             # What a disruption budget holds back is asked for again with the next audit.
             await self.auditor.evict(report.status.get("violations") or (), now)
@@ -177,8 +178,8 @@ class PoolController:
         for node, ends in held.items():
             # The pool is gone: only the node can tell why it is still labelled.
             if (ascend_node := self.cache.get(names.NODE_KIND, "", node)) is not None:
-                told = findings.reset_runs({node: ends}).message
-                self.events.normal(ascend_node, findings.RESET_RUNS, f"pool {key.name} is gone; {told}")
+                told = findings.reset_runs({node: ends})
+                self.events.normal(ascend_node, told.reason, f"pool {key.name} is gone; {told.message}")
         if failures:
             return Outcome.retry(failures[0].reason)
         return Outcome.again(_again(held, now)) if held else Outcome.done()

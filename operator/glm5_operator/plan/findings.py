@@ -5,7 +5,7 @@ Called by sizing and planning. One function a reason, so that the wording stays 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from glm5_operator.plan.facts import Finding, Product
 from glm5_operator.plan.product import GB
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from glm5_operator.plan.recipe import Layout, Recipe
-
-RESET_RUNS: Final = "ResetRuns"
-"""Reason of a warning that is an Event, too."""
 
 # --- the pool ---------------------------------------------------------------------------------------------------------------
 
@@ -131,7 +128,7 @@ def daemon_sets_kept_away(keys: Iterable[str], daemonsets: Iterable[str]) -> Fin
 def reset_runs(nodes: Mapping[str, datetime]) -> Finding:
     """A warning of a pool: nodes that it is to let go of or to get, and until when at most their cards are being reset."""
     ends = ", ".join(f"{node} (by {end:%Y-%m-%dT%H:%M:%SZ} at the latest)" for node, end in sorted(nodes.items()))
-    return Finding(RESET_RUNS, f"until the reset of their cards is over, nodes keep the label of the pool that had them: {ends}")
+    return Finding("ResetRuns", f"until the reset of their cards is over, nodes keep the label of the pool that had them: {ends}")
 
 
 def none_to_lend(nodes: Iterable[str]) -> Finding:

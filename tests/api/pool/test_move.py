@@ -74,12 +74,17 @@ def build(kube: Kube, rack: str, add_nodes: AddNodes) -> Build:
 
 
 def test_a_node_is_drained_reset_and_verified_before_another_pool_gets_it(operated: Operated, kube: Kube, home: str, build: Build) -> None:
-    site = build()
+    site = build(drain="2m")
     kube.create(tiny(home, pool=site.origin))
     kube.wait_ready(home, "chat")
     node = kube.list("Pod", home)[0]["spec"]["nodeName"]
 
     site.ask(node, site.target)
+
+    waiting = site.wait_move(node, "Draining", "LastReplica")
+    assert f"service {home}/chat" in waiting["message"]
+    until("the node to be closed", lambda: site.is_tainted(node), LIMIT)
+    kube.patch("GLM5Service", home, "chat", {"spec": {"replicas": 2}})  # the second one starts on the other node
 
     resetting = site.wait_move(node, "Resetting")
     until("new pods to stay away", lambda: site.is_tainted(node), LIMIT)
