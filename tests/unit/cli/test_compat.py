@@ -26,6 +26,11 @@ def test_what_fits_and_what_nobody_knows_end_well() -> None:
     assert "state a second one" in glm5("compat", "--cann", "9.1.0").stderr
 
 
+def test_one_version_alone_shows_no_empty_table() -> None:
+    run = glm5("compat", "--driver", "25.5.1")
+    assert (run.exit_code, run.stdout, run.stderr) == (0, "", "one version alone fits everything: state a second one\n")
+
+
 def test_a_report_of_the_runtimes_doctor_is_judged_and_options_count_more(tmp_path: Path) -> None:
     report = {
         "npu_usable": True,

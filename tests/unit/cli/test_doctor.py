@@ -85,6 +85,8 @@ def test_a_bundle_says_the_same_as_what_it_was_made_of(tmp_path: Path) -> None:
     with tarfile.open(made) as archive:
         assert archive.getnames()[:2] == ["bundle.json", "diagnosis.json"]
     assert glm5("doctor", "--from", str(made), "--bundle", str(made)).stderr.startswith(f"error: {made}: is there already")
+    other = glm5("doctor", "--from", str(source), "--node", "node-9")
+    assert (other.exit_code, other.stderr) == (3, f"error: {source}: nothing of a node node-9; it tells of node-1, node-2\n")
 
 
 def test_what_a_bundle_concluded_is_no_evidence_when_it_was_unpacked_into_a_folder(tmp_path: Path) -> None:
