@@ -96,15 +96,20 @@ class NodeController:
                 return _outcome([failure] if failure else [], self.resync)
         async with self.pools[pool.metadata.name]:
             seen = await self._observe(node, ascend_node, pool, now)
+            self.remedies.learn(self.cache)
             move = self._moves.step(ascend_node, pool.metadata.name, seen.health, seen.policy, memory=seen.memory, now=now)
             decision = _of_pods_here(resting(seen.memory, move) if move.holds else self._decide(seen, now), self.cache.held(key.name))
             status = node_status(ascend_node, seen.health, decision, now, limited=seen.limited) | status_of(move)
             failures = await self._remember(seen, decision, status, now)
-            if not failures:
+            remembered = not failures
+            if remembered:
                 # Under the lock too: who is the last one of a service in traffic is counted from the pods.
                 failures = await self._traffic.set(decision.quiesce, decision.return_to_traffic)
-        if not failures:
-            failures = await self._act(seen, decision) + await self._moves.act(key.name, move)
+        if remembered:
+            # A pod that isn't out of traffic yet isn't asked to end in it; the others, the taint and the reset don't wait for it.
+            later = _named(failure for failure in failures if failure.retryable)
+            decision = replace(decision, evict=tuple(pod for pod in decision.evict if pod not in later))
+            failures += await self._act(seen, decision) + await self._moves.act(key.name, move)
         self._tell(seen, decision)
         self._moves.tell(ascend_node, move)
         self._served(seen.health, move.way.reason if move.way is not None and move.holds else decision.reason)
@@ -147,7 +152,6 @@ class NodeController:
 
     def _decide(self, seen: _Seen, now: datetime) -> Decision:
         pool = seen.pool.metadata.name
-        self.remedies.learn(self.cache)
         room = self._traffic.room(seen.health, self.remedies.out_of_service(pool, besides=seen.health.name))
         if seen.policy.compute_check:
             room = replace(room, check=self._checks.known(seen.health.name, seen.pool, seen.memory))
@@ -211,7 +215,7 @@ class NodeController:
         if label and self.cache.get(kinds.POOL.name, "", label) is not None:
             return Outcome.again(self.resync)  # what is wrong with it says the pool's own status; one on its way out takes the label off
         if ascend_node is not None:
-            ends = resets_end(ascend_node.get("status") or {})
+            ends = resets_end(ascend_node.get("status") or {}, now)
             if ends is not None and now < ends:
                 return Outcome.again(min(ends - now, self.resync))
         return await self._let_go(node, ascend_node)
@@ -255,6 +259,11 @@ class NodeController:
     def _pods(self, wanted: Iterable[str]) -> list[Resource]:
         found = (self.cache.get(kinds.POD.name, *name.split("/", 1)) for name in wanted)
         return [pod for pod in found if pod is not None]
+
+
+def _named(failures: Iterable[ApiFailure]) -> set[str]:
+    """`namespace/name` of what they are about."""
+    return {f"{failure.target.namespace}/{failure.target.name}" for failure in failures}
 
 
 def _of_pods_here(decision: Decision, here: Iterable[Key]) -> Decision:

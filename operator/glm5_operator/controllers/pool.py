@@ -147,7 +147,7 @@ class PoolController:
         for change in changes:
             if labels.get(change.node) in {None, change.label}:
                 continue
-            ends = resets_end((self.cache.get(names.NODE_KIND, "", change.node) or {}).get("status") or {})
+            ends = resets_end((self.cache.get(names.NODE_KIND, "", change.node) or {}).get("status") or {}, now)
             if ends is not None and now < ends:
                 found[change.node] = ends
         return found

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def resets_end(status: Mapping[str, Any]) -> datetime | None:
+def resets_end(status: Mapping[str, Any], now: datetime) -> datetime | None:
     """When the resets that are asked for or running have ended at the latest; None when there is none.
 
     The agent's last word ends one at once. There is a latest time because an agent that is gone says nothing any more.
 
     Args:
         status: the AscendNode's: the remedy, the move, and `resets` as the agent wrote it.
+        now: what began later by a node's clock, or by a forged word, began now.
     """
     memory, way = memories.load(memories.read(status.get("remedy"))), ways.load(status.get("move"))
     told = {report.get("id"): report for report in status.get("resets") or ()}
@@ -37,7 +38,7 @@ def resets_end(status: Mapping[str, Any]) -> datetime | None:
     began += [
         _moment(report.get("started")) for report in told.values() if report.get("state") == "Running" and report.get("id") not in asked
     ]
-    ends = [since + RESET_TAKES for since in began if since is not None]
+    ends = [min(since, now) + RESET_TAKES for since in began if since is not None]
     if memory.state == "WaitingMindCluster" and memory.since is not None:
         ends.append(memory.since + MIND_CLUSTER_TAKES)
     return max(ends, default=None)

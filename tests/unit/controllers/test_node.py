@@ -38,7 +38,7 @@ class Edge:
 
     def _write(self, what: str, resource: Json) -> ApiFailure | None:
         self.did.append(what)
-        if (failure := self.failing.get(what.split(maxsplit=1)[0])) is not None:
+        if (failure := self.failing.get(what, self.failing.get(what.split(maxsplit=1)[0]))) is not None:
             return failure
         self.version += 1
         self.cache.put({**resource, "metadata": {**resource["metadata"], "resourceVersion": str(self.version)}})
@@ -234,6 +234,26 @@ async def test_what_could_not_be_remembered_is_not_done() -> None:
 
     assert outcome.kind is OutcomeKind.RETRY
     assert bed.edge.did == ["remember Quiescing"]
+
+
+@pytest.mark.parametrize(("reason", "retryable"), [("Conflict", True), ("Forbidden", False)])
+async def test_a_pod_whose_label_can_not_be_written_keeps_neither_the_taint_nor_other_pods_from_what_is_due(
+    reason: str, retryable: bool
+) -> None:
+    stuck = served()
+    bed = Bed(a_service("chat"), stuck, served("chat-engine-5d9f-bbbbb", node="npu-1"), served("job-0"))
+    await bed.look()
+    bed.edge.failing[f"label {stuck['metadata']['name']} remedy"] = ApiFailure(reason, "no", key_of(stuck), retryable=retryable)
+    done = []
+    bed.told(facts("Critical", now=2))
+    for second in (2, 5, 8):
+        outcome = await bed.look(second)
+        done += bed.edge.did
+
+    assert outcome.kind is OutcomeKind.RETRY
+    assert "taint ['remedy']" in done
+    assert "evict job-0" in done
+    assert (f"evict {stuck['metadata']['name']}" in done) is not retryable
 
 
 async def test_a_pod_that_its_disruption_budget_holds_is_asked_again_soon_and_counts_as_no_failure() -> None:

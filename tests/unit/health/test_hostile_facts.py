@@ -12,7 +12,8 @@ from glm5_operator.api.node import AscendNodeStatus
 from glm5_operator.health.remedy.decision import Room
 from glm5_operator.health.remedy.machine import decide
 from glm5_operator.health.remedy.memory import Memory
-from glm5_operator.health.remedy.policy import Policy
+from glm5_operator.health.remedy.policy import RESET_TAKES, Policy
+from glm5_operator.health.resets import resets_end
 from glm5_operator.health.types import NodeHealth, Product, Trust
 from glm5_operator.health.view import node_health
 from glm5_operator.status.node import node_status
@@ -100,3 +101,11 @@ def test_a_card_that_can_not_be_is_nobodys_to_reset(number: str) -> None:
     assert "annotation ResetInfo can't be read" in found.why
     assert found.recovering == frozenset()
     told(found)
+
+
+@pytest.mark.parametrize("started", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59-14:00", stamp(at(minutes=600)), stamp(at(minutes=59))])
+def test_a_reset_that_an_agent_says_began_later_than_now_holds_a_node_no_longer_than_one_that_begins_now(started: str) -> None:
+    now = at(minutes=60)
+    ends = resets_end({"resets": [{"id": "r-1", "state": "Running", "started": started}]}, now)
+    assert ends is not None
+    assert now < ends <= now + RESET_TAKES

@@ -136,7 +136,7 @@ def _waiting(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, now: da
         message = f"{wanted.others} other nodes of pool {way.origin} are out of service; spec.health.nodesInRemedy allows no more"
         return _wait(way.to("Waiting", "NoRoom", message, now))
     if wanted.lent and (kept := _last_here(node, wanted)):
-        return _given_up(way, wanted, kept, now)
+        return _given_up(way, _last_of(wanted, kept), now)
     way = replace(way.to("Draining", "Begun", "new pods stay away", now), drained=now, quiet=None)
     return _draining(node, way, wanted, policy, now)
 
@@ -179,6 +179,8 @@ def _draining(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, now: d
     if policy.mode != "Auto" or node.hot_reset or taken is None:
         return _verifying(node, way.to("Verifying", "Drained", _no_reset(node, policy), now), wanted, policy, now)
     if why := obstacle(node, taken):
+        if wanted.lent and now - (way.drained or way.since) > policy.drain + RESET_TAKES:
+            return _given_up(way, why, now)
         return _held(way.to("Draining", "CardsInUse", why, now))
     deadline = (now + RESET_BEGINS).strftime("%Y-%m-%dT%H:%M:%SZ")
     reset = ResetRequest(id=_reset_id(node, now), radius=taken.radius, cards=taken.cards, deadline=deadline)
@@ -190,7 +192,7 @@ def _sending_away(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, no
     leaving = _leaving(node, way, wanted, policy, now)
     way, began, after = leaving.way, way.drained or way.since, SOON
     if leaving.kept and wanted.lent:
-        return _given_up(way, wanted, leaving.kept, now)
+        return _given_up(way, _last_of(wanted, leaving.kept), now)
     if leaving.kept:
         ends = began + policy.drain
         others = f"; waits for {len(leaving.quiesce)} other pods as well" if leaving.quiesce else ""
@@ -203,19 +205,39 @@ def _sending_away(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, no
             after = max(SOON, min(SELDOM, ends - now))
     elif set(leaving.evict) != set(leaving.quiesce):
         first = next(pod for pod in leaving.quiesce if pod not in leaving.evict)
+        if now - began > policy.drain + RETURN_TAKES:
+            return _not_ended(way, wanted, f"pod {first} can't be taken out of traffic", now)
         way = way.to("Draining", "Quieting", f"pods leave traffic before they are asked to end, first {first}", now)
     else:
-        late = now - (way.quiet or began) > policy.drain
-        hint = "; it hasn't ended in the time of spec.health.drain: see its disruption budget and its grace, or delete it" if late else ""
-        message = f"waits for {len(node.pods)} pods with cards, first {node.pods[0]}{hint}"
-        way = way.to("Draining", "PodsDoNotEnd" if late else "PodsEnding", message, now)
+        if now - (way.quiet or began) > policy.drain + SETTLE:
+            return _not_ended(way, wanted, f"pod {node.pods[0]} hasn't ended in the time of spec.health.drain", now)
+        way = way.to("Draining", "PodsEnding", f"waits for {len(node.pods)} pods with cards, first {node.pods[0]}", now)
     return Stepped(way, holds=True, quiesce=leaving.quiesce, evict=leaving.evict, requeue_after=after)
 
 
-def _given_up(way: Way, wanted: Wanted, kept: tuple[str, ...], now: datetime) -> Stepped:
+def _not_ended(way: Way, wanted: Wanted, why: str, now: datetime) -> Stepped:
+    """Its pods serve on: out of traffic they would leave all requests to others, for as long as nobody lets them end.
+
+    A loan isn't worth another try, and gives up.
+    """
+    if wanted.lent:
+        return _given_up(way, why, now)
+    message = f"{why}: see its disruption budget and its grace, or delete it; pods are in traffic again until the next try"
+    return _pods_stay(replace(way.to("Blocked", "PodsDoNotEnd", message[:1024], now), quiet=None), wanted)
+
+
+def _pods_stay(way: Way, wanted: Wanted) -> Stepped:
+    return Stepped(way, holds=True, back=tuple(sorted(wanted.quiet)), requeue_after=SOON if wanted.quiet else LATER)
+
+
+def _given_up(way: Way, why: str, now: datetime) -> Stepped:
     """A loan that nobody asked for by name; the pool looks for another node."""
-    message = f"not lent: pod {kept[0]} is the last one of {_services(wanted, kept)} in traffic"
-    return Stepped(way.to(way.state, "GivenUp", message, now), holds=way.state != "Waiting", gives_up=True, requeue_after=SOON)
+    way = way.to(way.state, "GivenUp", f"not lent: {why}"[:1024], now)
+    return Stepped(way, holds=way.state != "Waiting", gives_up=True, requeue_after=SOON)
+
+
+def _last_of(wanted: Wanted, kept: tuple[str, ...]) -> str:
+    return f"pod {kept[0]} is the last one of {_services(wanted, kept)} in traffic"
 
 
 def _services(wanted: Wanted, pods: tuple[str, ...]) -> str:
@@ -248,7 +270,7 @@ def _verifying(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, now: 
     if why := unfit(node, policy):
         leaving = _leaving(node, way, wanted, policy, now)
         if leaving.kept and wanted.lent:
-            return _given_up(leaving.way, wanted, leaving.kept, now)
+            return _given_up(leaving.way, _last_of(wanted, leaving.kept), now)
         late = way.state == "Verifying" and way.reason == "NotIdle" and now - way.since > VERIFY_TAKES
         state: MoveState = "Blocked" if late or way.state == "Blocked" else "Verifying"
         way = leaving.way.to(state, "NotIdle", why, now)
@@ -262,6 +284,10 @@ def _verifying(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, now: 
 def _blocked(node: NodeHealth, way: Way, wanted: Wanted, policy: Policy, now: datetime) -> Stepped:
     if way.reason == "NotIdle":
         return _verifying(node, way, wanted, policy, now)
+    if way.reason == "PodsDoNotEnd":
+        if node.pods and now - way.since < policy.drain:
+            return _pods_stay(way, wanted)
+        return _draining(node, replace(way.to("Draining", "Begun", "tried again", now), drained=now), wanted, policy, now)
     return _held(way)
 
 

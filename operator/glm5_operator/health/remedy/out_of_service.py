@@ -123,6 +123,8 @@ def _draining(s: Situation, memory: Memory) -> Decision:
         plan = s.plan(memory)
         decision = _drain(s, memory, plan)
         if not (blocked := _blocked(s, plan)):
+            if plan.kind == "Reset" and s.unnamed and not elapsed(s.now, memory.since, limits.CODES_TAKE):
+                return decision
             return _drained(s, decision.memory, plan)
     elif s.cards(Grade.RESET_WHEN_IDLE) and not s.resetting:
         return _idle_no_more_or_reset(s, memory)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SETTLE: Final = timedelta(seconds=2)
 """Between taking a pod out of traffic and asking it to end: endpoints and proxies take that long to stop sending."""
+CODES_TAKE: Final = timedelta(seconds=6)
+"""The agent tells a card's health first and its fault codes when npu-smi has answered, for which it has 5 s (`tool.call_timeout`)."""
 RESET_BEGINS: Final = timedelta(minutes=2)
 """A reset that the agent hasn't begun by then isn't begun any more: what was seen before it is too old."""
 RESET_TAKES: Final = timedelta(minutes=18)

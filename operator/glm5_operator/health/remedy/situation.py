@@ -89,6 +89,12 @@ class Situation:
         reset = self.node.reset
         return f"reset {reset.id} is still running" if reset is not None and reset.state == "Running" else ""
 
+    @property
+    def unnamed(self) -> bool:
+        """A bad card of which npu-smi's word is all that is known: its fault codes come a little later, and may rule a reset out."""
+        bad = (fault for card in self.cards(*BAD) for fault in self.faults[card] if fault.grade in BAD)
+        return self.node.source is Source.AGENT and any(fault.code == fault.level for fault in bad)
+
     def told(self, *grades: Grade) -> str:
         """The faults of these grades in words: `card 3: 80E01801 (RestartNPU)`."""
         texts = [

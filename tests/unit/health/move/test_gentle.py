@@ -161,7 +161,35 @@ def test_a_pod_that_was_waited_for_has_its_time_to_end() -> None:
     assert cluster.reason == "PodsEnding"
 
     cluster.looks(DRAIN.total_seconds(), after=10)
-    assert cluster.reason == "PodsDoNotEnd"
+    assert (cluster.reason, cluster.quiet) == ("PodsDoNotEnd", {}), "it serves on until the next try"
+
+    cluster.looks(2 * DRAIN.total_seconds(), after=10)
+    assert cluster.quiet
+    assert cluster.reason == "PodsEnding"
+
+
+def test_a_pod_that_can_not_be_taken_out_of_traffic_is_told_and_serves_on() -> None:
+    cluster = Cluster({"prod/chat-0": "prod/chat"}, {"prod/chat"}, labels=False)
+    cluster.looks(60)
+    assert cluster.reason == "Quieting"
+
+    cluster.looks(DRAIN.total_seconds() + RETURN_TAKES.total_seconds(), after=10)
+    assert cluster.way is not None
+    assert (cluster.way.state, cluster.way.reason) == ("Blocked", "PodsDoNotEnd")
+    assert "prod/chat-0 can't be taken out of traffic" in cluster.way.message
+
+
+def test_a_loan_whose_pods_do_not_end_is_given_up_and_they_serve_on() -> None:
+    cluster = Cluster({"prod/chat-0": "prod/chat"}, {"prod/chat"}, lent=True, obey=False)
+    cluster.looks(60)
+    assert cluster.quiet
+
+    done = next(done for done in cluster.looks(2 * DRAIN.total_seconds(), after=10) if done.gives_up)
+    assert done.way is not None
+    assert "prod/chat-0 hasn't ended" in done.way.message
+    cluster.wanted = False
+    cluster.looks(2)
+    assert (cluster.way, cluster.quiet) == (None, {})
 
 
 def test_while_only_an_heir_is_waited_for_the_node_is_looked_at_seldom_and_in_time() -> None:
@@ -199,8 +227,8 @@ def test_a_loan_that_would_take_a_last_replica_in_the_end_is_given_up_and_all_go
 
 def test_a_loan_takes_no_last_replica_either_when_other_pods_have_had_their_time() -> None:
     cluster = Cluster({"team/job-0": ""}, lent=True, obey=False)
-    cluster.looks(DRAIN.total_seconds() + 60, after=10)
-    assert cluster.reason == "PodsDoNotEnd"
+    cluster.looks(DRAIN.total_seconds() - 60, after=10)
+    assert cluster.reason == "PodsEnding"
 
     cluster.pods["prod/chat-0"] = "prod/chat"
     assert cluster.look().gives_up

@@ -110,13 +110,18 @@ def test_a_move_waits_for_its_target_for_the_remedy_and_for_room() -> None:
         assert step(a_node(), done.way, MOVE, policy(), at(seconds=10)).holds, "goes on as soon as that is over"
 
 
-def test_pods_that_do_not_end_are_named_and_asked_again_and_nothing_is_reset() -> None:
-    busy = a_node(held_by=BUSY)
-    done = step(busy, until("Draining", busy).way, MOVE, policy(), at(seconds=16 * 60))
+def test_pods_that_do_not_end_are_named_and_asked_again_later_and_nothing_is_reset() -> None:
+    busy, wanted = a_node(held_by=BUSY), replace(MOVE, quiet=frozenset({"prod/chat-0"}))
+    done = step(busy, until("Draining", busy).way, wanted, policy(), at(seconds=16 * 60))
 
     assert done.way is not None
-    assert (done.way.state, done.way.reason, done.evict, done.reset) == ("Draining", "PodsDoNotEnd", ("prod/chat-0",), None)
+    assert (done.way.state, done.way.reason, done.evict, done.reset) == ("Blocked", "PodsDoNotEnd", (), None)
     assert "prod/chat-0" in done.way.message
+    assert done.back == ("prod/chat-0",), "it serves on, instead of leaving all requests to others"
+    assert step(a_node(), done.way, MOVE, policy(), at(seconds=17 * 60)).reset is not None, "once they have gone it goes on at once"
+    again = step(busy, done.way, MOVE, policy(), at(seconds=32 * 60))
+    assert again.way is not None
+    assert (again.way.state, again.way.reason) == ("Draining", "PodsEnding")
 
 
 def test_a_process_that_no_pod_owns_keeps_the_reset_away() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from glm5_operator.health.remedy.decision import Decision, Room, Step
-from glm5_operator.health.types import Trust
+from glm5_operator.health.remedy.policy import CODES_TAKE
+from glm5_operator.health.types import Fault, Grade, Trust
 from tests.support.clock import at
 from tests.support.health import Watch, a_node, answered, fault, policy, stale
 
@@ -76,6 +77,21 @@ def test_a_level_that_isolates_never_ends_in_a_reset() -> None:
 
     assert all(decision.reset is None for decision in watch.seen)
     assert watch.seen[-1].taint == "quarantined"
+
+
+@pytest.mark.parametrize("codes_after", [0, 1, 2, None])
+def test_an_idle_card_is_not_reset_before_its_codes_had_time_to_rule_that_out(codes_after: int | None) -> None:
+    """The agent tells the word first: with a code of a level that isolates no reset helps."""
+    watch, word = Watch(), a_node("a3", {0: Fault("Critical", "Critical", Grade.RESET)})
+    watch.until("Draining", word)
+    if codes_after is None:
+        assert watch.look(word, after=CODES_TAKE.total_seconds() - 1).reset is None
+        assert watch.look(word).reset is not None, "there may be no code at all"
+    else:
+        for _ in range(codes_after):
+            assert watch.look(word).reset is None
+        assert watch.until("Quarantined", a_node("a3", {0: Fault("80E18402", "Critical", Grade.ISOLATE)})).reset is None
+        assert watch.memory.resets == ()
 
 
 def test_a_fault_of_the_network_is_told_and_neither_drains_nor_resets() -> None:
