@@ -48,7 +48,8 @@ class Relist:
         self._namespaces = namespaces
         self._changed = changed
         self._pending: set[str] = {kind.name for kind in self._kinds if not kind.watched}  # a watch asks for its kind when it starts
-        self._never: set[str] = {kind.name for kind in self._kinds}
+        # What is to be looked for nowhere has no watch that would ask for it, and nothing to be waited for.
+        self._never: set[str] = {kind.name for kind in self._kinds if kind.places(namespaces)}
         self._newest: dict[tuple[str, str], int] = {}
         self._wake = asyncio.Event()
         self._wake.set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from glm5_operator.kube import kinds
 from glm5_operator.kube.cache import Cache
 from glm5_operator.kube.client import Client
@@ -61,3 +63,17 @@ async def test_a_kind_of_others_that_is_not_served_is_none_at_all_and_one_of_our
     assert not await relist._try(kinds.JOB)
 
     assert (changed, cache.get("PodGroup", "ns", "left")) == (["left"], None)
+
+
+async def test_an_operator_of_some_namespaces_does_not_wait_for_what_it_may_look_for_nowhere(
+    client: Client, api: FakeApi, metrics: Metrics
+) -> None:
+    """No watch is opened for it, so none asks for its list: the operator would lead only with the first regular relist, minutes later."""
+    relist = Relist(client, Cache(), metrics, kinds=(kinds.JOB, kinds.CLUSTER_INFO), namespaces=("team",), changed=lambda *_: None)
+    api.answers["GET"] = (200, {"metadata": {"resourceVersion": "7"}, "items": [], "kind": "JobList"}, {})
+    relist.request(kinds.JOB.name)
+
+    assert await relist._list_pending()
+
+    async with asyncio.timeout(1):
+        await relist.warm()
