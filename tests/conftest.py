@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,3 +25,11 @@ def _log_as_it_was() -> Iterator[None]:
     for handler in [each for each in root.handlers if each not in handlers and not type(each).__module__.startswith("_pytest")]:
         root.removeHandler(handler)
     logging.disable(disabled)
+
+
+@pytest.fixture(autouse=True)
+def _recursion_as_it_was() -> Iterator[None]:
+    """Commands raise Python's limit for the whole process, with which what nests too deeply takes a minute to be refused."""
+    limit = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(limit)

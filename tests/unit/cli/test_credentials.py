@@ -36,7 +36,7 @@ def kubeconfig(cluster: Json | None = None, user: Json | None = None, **changes:
         (b"just text", "form of a kubeconfig"),
         (b"clusters: 5", "form of a kubeconfig"),
         (b"a: [", "no YAML"),
-        (b"a: " + b"[" * 20000, ""),
+        (b"{a: " * 20000, ""),
         (b"apiVersion: v1", "current-context"),
         (kubeconfig(**{"current-context": "other"}), "other"),
         (kubeconfig({"server": 5}), "form of a kubeconfig"),
