@@ -68,10 +68,13 @@ class Utilisation:
 
         def shares(begin: Moment, end: Moment) -> tuple[float, float]:
             time_of_cores = max(end.clock - begin.clock, 1e-9) * cores
-            return (end.machine - begin.machine) / time_of_cores, (end.own - begin.own) / time_of_cores
+            # What a process of ours has used goes with it where nobody waited for it: that is no time that others used.
+            return (end.machine - begin.machine) / time_of_cores, max(0.0, end.own - begin.own) / time_of_cores
 
         first, last = moments[0], moments[-1]
-        busy, own = shares(first, last)
+        busy, _ = shares(first, last)
+        used = sum(max(0.0, end.own - begin.own) for begin, end in itertools.pairwise(moments))
+        own = used / (max(last.clock - first.clock, 1e-9) * cores)
         steps = [pair for pair in itertools.pairwise(moments) if pair[1].clock - pair[0].clock >= PERIOD / 2]  # counters are coarse
         others = [all_ - ours for all_, ours in itertools.starmap(shares, steps or [(first, last)])]
         return cls(last.clock - first.clock, cores, busy, own, max(0.0, *others))

@@ -49,6 +49,13 @@ def test_counters_that_are_rounded_differently_make_no_others_of_less_than_nothi
     assert (found.others, found.others_at_most) == (0, 0)
 
 
+def test_what_ended_unwaited_for_takes_its_time_along_and_makes_no_peak_of_others() -> None:
+    found = Utilisation.of([Moment(0, 0, 300), Moment(1, 1, 301), Moment(2, 2, 10), Moment(3, 3, 11)], cores=2)
+
+    assert found.own == pytest.approx(2 / 6)
+    assert found.others_at_most == pytest.approx(1 / 2)
+
+
 def test_a_tree_is_the_process_all_below_it_and_those_that_ended_there(tmp_path: Path) -> None:
     process(tmp_path, 10, own=1, waited_for=32, children="11 12 ")
     process(tmp_path, 11, own=2, waited_for=0, children="13 ")
